@@ -1,0 +1,98 @@
+"""What a JSON value must be before it is stored.
+
+Payloads are kept as the bytes that came, so this is the only gate: size, UTF-8, one value, no NaN or infinity, no duplicate keys, no NUL
+and no lone surrogate in a string, bounded depth. The first thing wrong is named; nothing is repaired.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from perdure_operator.domain.errors import InvalidInput, PayloadTooLarge
+
+MAX_BYTES = 2_000_000
+MAX_DEPTH = 200
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise InvalidInput(f"{name} is not JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise InvalidInput(f"the key {key[:100]!r} stands twice in one object")
+            seen.add(key)
+    return found
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+_OPEN, _CLOSE = (b"[", b"{"), (b"]", b"}")
+
+
+def _depth(text: str) -> int:
+    """Deepest nesting, strings skipped. Only called when there are enough brackets to matter."""
+    depth = deepest = 0
+    in_string = escaped = False
+    for char in text:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif char == "\\":
+                escaped = True
+            elif char == '"':
+                in_string = False
+        elif char == '"':
+            in_string = True
+        elif char in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in "]}":
+            depth -= 1
+    return deepest
+
+
+def _walk_strings(value: Any) -> None:
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            if "\x00" in item:
+                raise InvalidInput("a string holds a NUL character")
+            try:
+                item.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidInput("a string holds a lone surrogate, which is no character") from error
+        elif isinstance(item, dict):
+            stack.extend(item.keys())
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
+
+
+def check_json(raw: bytes, what: str = "the value", *, limit: int = MAX_BYTES) -> Any:
+    """Decodes ``raw`` strictly and gives the value. Raises InvalidInput or PayloadTooLarge, naming ``what``."""
+    if len(raw) > limit:
+        raise PayloadTooLarge(f"{what} has {len(raw)} bytes; at most {limit} are allowed")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{what} is not UTF-8 (byte {error.start})") from error
+    if sum(map(raw.count, _OPEN)) > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+        raise InvalidInput(f"{what} is nested deeper than {MAX_DEPTH} levels")
+    try:
+        value = _decoder.decode(text)
+    except InvalidInput as error:
+        raise InvalidInput(f"{what}: {error}") from None
+    except ValueError as error:
+        raise InvalidInput(f"{what} is not JSON: {error}") from error
+    if b"\\u" in raw or b"\x00" in raw:
+        try:
+            _walk_strings(value)
+        except InvalidInput as error:
+            raise InvalidInput(f"{what}: {error}") from None
+    return value

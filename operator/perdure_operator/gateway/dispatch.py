@@ -1,0 +1,92 @@
+"""Brings runnable runs to the idle pods connected here, straight from Postgres.
+
+While there are idle pods it asks every few milliseconds (an index probe when nothing is queued), and at once when something in this process
+made a run runnable or a pod idle. No NOTIFY: it serializes commits. With no idle pod it asks for nothing. Also carries news to the holders of leases: what
+another gateway or a service did to a run that is held here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from perdure import protocol as wire
+from perdure_operator.domain.errors import PerdureError
+from perdure_operator.gateway.pods import Hub
+from perdure_operator.gateway.translate import outcome
+from perdure_operator.store.context import stored_payloads
+from perdure_operator.store.store import News, Store
+
+log = structlog.get_logger(__name__)
+
+POLL_SECONDS = 0.015
+NEWS_SECONDS = 0.05
+OUTAGE_SECONDS = 0.5
+
+
+class Dispatcher:
+    def __init__(self, store: Store, gateway: str) -> None:
+        self._store = store
+        self._gateway = gateway
+        self._kicked = asyncio.Event()
+        self._news = asyncio.Event()
+
+    def kick(self) -> None:
+        """Something became runnable or idle: look now."""
+        self._kicked.set()
+
+    def kick_news(self) -> None:
+        """Something happened to a run that is held: tell its holder now, if it is ours."""
+        self._news.set()
+
+    async def run(self, hub: Hub) -> None:
+        while True:
+            idle = hub.idle_pods()
+            pause = POLL_SECONDS
+            if idle:
+                self._kicked.clear()
+                try:
+                    grants = await self._store.dispatch(self._gateway, idle)
+                    for grant in grants:
+                        hub.granted(grant.run, grant.epoch, grant.pod, "dispatch")
+                    if grants:
+                        continue
+                except PerdureError as error:
+                    log.warning("dispatch failed", error=str(error))
+                    pause = OUTAGE_SECONDS
+            try:
+                await asyncio.wait_for(self._kicked.wait(), pause if idle else None)
+            except TimeoutError:
+                pass
+            if not idle:
+                self._kicked.clear()
+
+    async def run_news(self, hub: Hub) -> None:
+        while True:
+            pause = NEWS_SECONDS
+            if hub.leases():
+                try:
+                    for news in await self._store.news(self._gateway):
+                        await self._tell(hub, news)
+                except PerdureError as error:
+                    log.warning("news could not be read", error=str(error))
+                    pause = OUTAGE_SECONDS
+            try:
+                await asyncio.wait_for(self._news.wait(), pause)
+            except TimeoutError:
+                pass
+            self._news.clear()
+
+    async def _tell(self, hub: Hub, news: News) -> None:
+        pod = hub.holder(news.run)
+        if pod is None or pod.held is None or pod.held.fence.epoch != news.epoch:
+            return
+        payloads = await self._store.payloads([stored for raw in news.outcomes.values() for stored in stored_payloads(raw)])
+        poke = wire.Poke(
+            cancel=news.cancel,
+            pause=news.pause,
+            outcomes={key: outcome(raw, payloads) for key, raw in news.outcomes.items()},
+            signals=news.signals,
+        )
+        pod.send(wire.Push(run=str(news.run), epoch=news.epoch, poke=wire.encode_json(poke)))

@@ -1,0 +1,57 @@
+"""Keeps the leases of connected pods alive: one statement a gateway a beat, not one a pod.
+
+A connection is no proof of life: a stopped process keeps its socket. So a lease is renewed only for a pod that has sent a frame since the
+last time. What the store does not confirm is lost, and the pod is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from perdure import protocol as wire
+from perdure_operator.domain.errors import PerdureError
+from perdure_operator.gateway.pods import Hub
+from perdure_operator.store.store import Beat, Store
+
+log = structlog.get_logger(__name__)
+
+
+class Heartbeats:
+    def __init__(self, store: Store, gateway: str, hub: Hub, *, lease_seconds: float) -> None:
+        self._store = store
+        self._gateway = gateway
+        self._hub = hub
+        self._interval = lease_seconds / 4
+        self._before = 0.0
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            try:
+                await self.beat()
+            except PerdureError as error:
+                log.warning("heartbeats could not be written", error=str(error))
+
+    async def beat(self) -> None:
+        since, self._before = self._before, asyncio.get_running_loop().time()
+        leases = self._hub.leases(heard_since=since)
+        idle = self._hub.idle_pods()
+        alive = {a.run: a for a in await self._store.heartbeat(self._gateway, [Beat(r, f.epoch, f.holder) for r, f in leases], idle)}
+        for run, fence in leases:
+            state = alive.get(run)
+            if state is None:
+                self._hub.lost(run, fence.epoch, "the lease was not renewed in time")
+            elif state.cancel or state.pause:
+                pod = self._hub.holder(run)
+                if pod is not None:
+                    poke = wire.encode_json(wire.Poke(cancel=state.cancel, pause=state.pause))
+                    pod.send(wire.Push(run=str(run), epoch=fence.epoch, poke=poke))
+        for pod_id in (
+            await self._store.retiring_pods([p for p, pod in self._hub.pods.items() if pod.held is None]) if self._hub.pods else []
+        ):
+            pod = self._hub.pods.get(pod_id)
+            if pod is not None and pod.held is None:
+                pod.idle = False
+                pod.send(wire.Retire(reason="the pool has more idle pods than it needs"))

@@ -1,0 +1,322 @@
+"""The pods connected to this gateway: one msgpack WebSocket each, on which an idle pod waits and a pod at work sends its operations.
+
+A pod's operations are answered in the order in which their commits come back; the sidecar matches them by id. Frames to a pod go through one
+sender task, so a slow pod delays nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from uuid import NAMESPACE_OID, UUID, uuid5
+
+import msgspec
+import structlog
+from aiohttp import WSMsgType, web
+
+from perdure import protocol as wire
+from perdure_operator.domain.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    NotRunning,
+    PerdureError,
+    RunFinished,
+    RunNotFound,
+    StaleFence,
+    from_code,
+)
+from perdure_operator.gateway import delivery, translate
+from perdure_operator.gateway.auth import PodIdentity
+from perdure_operator.observability import metrics
+from perdure_operator.store.operations import Control, Fence, Operation, Outcome
+from perdure_operator.store.payload import Payloads
+from perdure_operator.store.store import Store
+
+if TYPE_CHECKING:
+    from perdure_operator.gateway.batching import Batcher
+    from perdure_operator.gateway.pools import Pools
+
+log = structlog.get_logger(__name__)
+
+HELLO_SECONDS = 10.0
+MAX_OPEN_OPERATIONS = 4096
+_FENCED_OUT = (StaleFence.code, RunFinished.code, NotRunning.code, RunNotFound.code, DeadlineExceeded.code)
+
+
+class Pod:
+    """One connected pod."""
+
+    def __init__(self, identity: PodIdentity, socket: web.WebSocketResponse) -> None:
+        self.id = identity.pod_id
+        self.pool = identity.pool
+        self.reuse = False
+        self.idle = False
+        self.held: translate.Held | None = None
+        self.last: Fence | None = None
+        self.open = 0
+        self.heard = asyncio.get_running_loop().time()
+        self._socket = socket
+        self._frames: list[bytes] = []
+        self._more = asyncio.Event()
+
+    def send(self, frame: wire.FromGateway) -> None:
+        self._frames.append(wire.encode_frame(frame))
+        self._more.set()
+
+    async def pump(self) -> None:
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            frames, self._frames = self._frames, []
+            for frame in frames:
+                await self._socket.send_bytes(frame)
+
+    async def close(self) -> None:
+        await self._socket.close(code=1001)
+
+
+class Hub:
+    """All connected pods, and what happens on their sockets. ``kick`` asks the dispatcher to look now."""
+
+    def __init__(self, store: Store, gateway: str, pools: Pools, *, lease_seconds: float, kick: Callable[[], None]) -> None:
+        self._store = store
+        self._gateway = gateway
+        self._pools = pools
+        self._lease_seconds = lease_seconds
+        self._kick = kick
+        self.batcher: Batcher | None = None
+        self.pods: dict[UUID, Pod] = {}
+        self._by_run: dict[UUID, Pod] = {}
+        self._deliveries: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------------------------------------------ what others ask
+
+    def idle_pods(self) -> list[UUID]:
+        return [pod.id for pod in self.pods.values() if pod.idle]
+
+    def holder(self, run: UUID) -> Pod | None:
+        return self._by_run.get(run)
+
+    def leases(self, *, heard_since: float = 0.0) -> list[tuple[UUID, Fence]]:
+        """Leases held by pods connected here that have sent a frame since that time of the event loop."""
+        return [(pod.held.run, pod.held.fence) for pod in self.pods.values() if pod.held and pod.heard >= heard_since]
+
+    def granted(self, run: UUID, epoch: int, pod_id: UUID, path: str) -> None:
+        """A lease was committed for one of our pods: take it out of the idle ones and bring it the run."""
+        metrics.LEASES.labels(path).inc()
+        pod = self.pods.get(pod_id)
+        if pod is None:
+            return  # it went; the lease is delivered when it connects again, here or elsewhere, or expires
+        pod.idle = False
+        task = asyncio.create_task(self._deliver(pod, run, epoch))
+        self._deliveries.add(task)
+        task.add_done_callback(self._deliveries.discard)
+
+    def lost(self, run: UUID, epoch: int, reason: str) -> None:
+        """The lease is over. Tells the pod, if it still believes in it."""
+        pod = self._by_run.get(run)
+        if pod is not None and pod.held is not None and pod.held.fence.epoch == epoch:
+            self._release(pod)
+            pod.send(wire.LeaseLost(run=str(run), epoch=epoch, reason=reason))
+
+    # ------------------------------------------------------------------------------------------------------ one socket
+
+    async def serve(self, identity: PodIdentity, socket: web.WebSocketResponse) -> None:
+        """From hello to the end of the connection."""
+        pod = Pod(identity, socket)
+        pump = asyncio.create_task(pod.pump())
+        try:
+            hello = await asyncio.wait_for(socket.receive(), HELLO_SECONDS)
+            frame = wire.decode_from_pod(hello.data) if hello.type is WSMsgType.BINARY else None
+            if not isinstance(frame, wire.Hello):
+                raise InvalidInput("the first frame must be hello")
+            if await self._hello(pod, frame):
+                clock = asyncio.get_running_loop().time
+                async for message in socket:
+                    pod.heard = clock()
+                    if message.type is WSMsgType.BINARY:
+                        await self._receive(pod, wire.decode_from_pod(message.data))
+                    elif message.type is WSMsgType.ERROR:
+                        break
+        except (msgspec.DecodeError, InvalidInput, TimeoutError) as error:
+            log.warning("a pod spoke wrongly", pod=str(pod.id), error=str(error))
+            pod.send(wire.Retire(reason=f"protocol error: {error}"))
+            await asyncio.sleep(0)
+        finally:
+            if self.pods.get(pod.id) is pod:
+                del self.pods[pod.id]
+                if pod.held is not None and self._by_run.get(pod.held.run) is pod:
+                    del self._by_run[pod.held.run]
+            pod.idle = False
+            pump.cancel()
+
+    async def _hello(self, pod: Pod, hello: wire.Hello) -> bool:
+        if hello.protocol != wire.PROTOCOL_VERSION:
+            pod.send(wire.Retire(reason=f"this gateway speaks protocol {wire.PROTOCOL_VERSION}, not {hello.protocol}"))
+            return False
+        pod.reuse = hello.reuse
+        believed = UUID(hello.run) if hello.run else None
+        status = await self._store.pod_hello(pod.id, pod.pool, self._gateway, reuse=hello.reuse, run=believed, epoch=hello.epoch)
+        before = self.pods.get(pod.id)
+        self.pods[pod.id] = pod
+        if before is not None:
+            await before.close()
+        pod.send(wire.Welcome(pod=str(pod.id), pool=pod.pool, heartbeat_seconds=self._lease_seconds / 4, lease_seconds=self._lease_seconds))
+        if status.status == "leased" and status.run is not None and status.epoch is not None:
+            metrics.LEASES.labels("redelivered").inc()
+            # Before the next frame is read: resent operations must find the run that the pod holds.
+            await self._deliver(pod, status.run, status.epoch)
+        elif status.status == "lost" and hello.run is not None and hello.epoch is not None:
+            pod.last = Fence(hello.epoch, pod.id)
+            pod.send(wire.LeaseLost(run=hello.run, epoch=hello.epoch, reason="another epoch has begun"))
+        elif status.status == "idle":
+            self._becomes_idle(pod)
+        else:
+            pod.send(wire.Retire(reason="this pod has done its work"))
+        return True
+
+    def _becomes_idle(self, pod: Pod) -> None:
+        pod.idle = True
+        self._kick()
+
+    async def _deliver(self, pod: Pod, run: UUID, epoch: int) -> None:
+        try:
+            context = await self._store.context(run)
+        except PerdureError as error:
+            # The lease stands without having been heard: it is delivered on the next hello, or it expires.
+            log.warning("a lease could not be delivered", run=str(run), error=str(error))
+            await pod.close()
+            return
+        if context.run["epoch"] != epoch or self.pods.get(pod.id) is not pod:
+            return
+        pod.held = delivery.held(context, pod.id)
+        pod.last = pod.held.fence
+        self._by_run[run] = pod
+        pod.send(delivery.lease(context))
+        if context.run["cancel_requested"] or context.run["pause"]:
+            poke = wire.Poke(cancel=context.run["cancel_requested"], pause=context.run["pause"])
+            pod.send(wire.Push(run=str(run), epoch=epoch, poke=wire.encode_json(poke)))
+
+    def _release(self, pod: Pod) -> None:
+        if pod.held is not None and self._by_run.get(pod.held.run) is pod:
+            del self._by_run[pod.held.run]
+        pod.held = None
+
+    async def _receive(self, pod: Pod, frame: wire.FromPod) -> None:
+        if isinstance(frame, wire.Op):
+            await self._operation(pod, frame)
+        elif isinstance(frame, wire.Idle):
+            self._release(pod)
+            if await self._store.pod_idle(pod.id, self._gateway):
+                self._becomes_idle(pod)
+            else:
+                pod.send(wire.Retire(reason="this pod was retired"))
+        elif isinstance(frame, wire.Hello):
+            raise InvalidInput("hello is the first frame only")
+        # A Beat says no more than any frame does: the pod is there (pod.heard, heartbeats.py).
+
+    async def _operation(self, pod: Pod, frame: wire.Op) -> None:
+        kind = "?"
+        try:
+            if pod.open >= MAX_OPEN_OPERATIONS:
+                raise InvalidInput(f"more than {MAX_OPEN_OPERATIONS} operations are open on this connection")
+            body = _decode(frame.body)
+            kind = str(body.__struct_config__.tag)
+            held = self._fence(pod, frame, body)
+            if isinstance(body, wire.StepBegin):
+                pod.send(wire.Answer(id=frame.id, body=await self._step_begin(held, body)))
+                return
+            operation = translate.operation(held, _request_id(frame.req), body, self._pools, self._lease_seconds)
+        except PerdureError as error:
+            self._refuse(pod, frame, kind, error)
+            return
+        if isinstance(operation, translate.Denied):
+            pod.send(wire.Answer(id=frame.id, body=wire.encode_json(operation.answer)))
+            return
+        pod.open += 1
+        assert self.batcher is not None
+        self.batcher.submit(operation, lambda result: self._done(pod, frame, operation, result))
+
+    def _fence(self, pod: Pod, frame: wire.Op, body: wire.Operation) -> translate.Held:
+        """The held run; for a late receipt also one that this pod held before."""
+        held = pod.held
+        if held is not None and str(held.run) == frame.run and held.fence.epoch == frame.epoch:
+            return held
+        if isinstance(body, wire.Spawn | wire.ActivityBegin | wire.StepBegin):
+            raise StaleFence(f"this pod does not hold run {frame.run} at epoch {frame.epoch}")
+        # Not the lease that we know, but it may be a resend of what was committed, or a late receipt: the store decides under the lock.
+        return translate.Held(_uuid(frame.run), "", "", pod.pool, Fence(frame.epoch, pod.id), {})
+
+    async def _step_begin(self, held: translate.Held, body: wire.StepBegin) -> bytes:
+        key = body.key or f"step:{body.name}#0"
+        context = await self._store.context(held.run)
+        entry = next((row for row in context.journal if row.key == key), None)
+        if entry is None:
+            return wire.encode_json(wire.StepDecision(decision="execute", key=key))
+        if entry.state == "failed":
+            return wire.encode_json(
+                wire.StepDecision(decision="failed", key=key, error=wire.ErrorInfo(**(entry.error or {"type": "Failed"})))
+            )
+        return wire.encode_json(wire.StepDecision(decision="done", key=key, output=msgspec.Raw(entry.output)))
+
+    def _done(self, pod: Pod, frame: wire.Op, operation: Operation, result: Outcome | PerdureError) -> None:
+        pod.open -= 1
+        if isinstance(result, Outcome) and result.code != "ok":
+            result = from_code(result.code, result.detail)
+        if isinstance(result, PerdureError):
+            self._refuse(pod, frame, operation.kind if isinstance(operation, Control) else "step.end", result)
+            if result.code in _FENCED_OUT and operation.fence is not None:
+                if result.code == DeadlineExceeded.code and self.batcher is not None:
+                    self.batcher.submit(Control(operation.run, "settle", {}), lambda _: None)
+                self.lost(operation.run, operation.fence.epoch, result.code)
+            return
+        if not isinstance(operation, Control):
+            metrics.OPERATIONS.labels("step.end", "ok").inc()
+            pod.send(wire.Answer(id=frame.id, body=wire.encode_json(result.answer)))
+            return
+        metrics.OPERATIONS.labels(operation.kind, "ok").inc()
+        released = (operation.kind != "activity.end" and result.state != "Running") or result.leased is not None
+        if released:
+            self._release(pod)
+        wanted = translate.stored(result.answer)
+        if any(payload is not None and payload[:1] != b"\x00" for payload in wanted):
+            task = asyncio.create_task(self._answer_with_blobs(pod, frame, operation.kind, result, released))
+            self._deliveries.add(task)
+            task.add_done_callback(self._deliveries.discard)
+        else:
+            body = translate.answer(operation.kind, result.answer, Payloads())
+            pod.send(wire.Answer(id=frame.id, body=body, released=released))
+
+    async def _answer_with_blobs(self, pod: Pod, frame: wire.Op, kind: str, result: Outcome, released: bool) -> None:
+        try:
+            payloads = await self._store.payloads(translate.stored(result.answer))
+        except PerdureError as error:
+            self._refuse(pod, frame, kind, error)  # retryable: the resend gets the stored answer
+            return
+        pod.send(wire.Answer(id=frame.id, body=translate.answer(kind, result.answer, payloads), released=released))
+
+    def _refuse(self, pod: Pod, frame: wire.Op, kind: str, error: PerdureError) -> None:
+        metrics.OPERATIONS.labels(kind, error.code).inc()
+        pod.send(wire.Refusal(id=frame.id, problem=translate.problem(error)))
+
+
+def _decode(body: bytes) -> wire.Operation:
+    try:
+        return wire.decode_operation(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidInput(f"the operation is not understood: {error}") from error
+
+
+def _uuid(value: str) -> UUID:
+    try:
+        return UUID(value)
+    except ValueError:
+        raise InvalidInput(f"{value!r} is not a run id") from None
+
+
+def _request_id(req: str) -> UUID:
+    try:
+        return UUID(req)
+    except ValueError:
+        return uuid5(NAMESPACE_OID, req)

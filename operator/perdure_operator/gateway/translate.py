@@ -1,0 +1,297 @@
+"""Between the wire models (perdure.protocol) and the store's operations. Everything an agent sends is checked here, before the batch."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+from msgspec import Raw
+from pydantic import ValidationError
+
+from perdure import protocol as wire
+from perdure_operator.domain import idempotency
+from perdure_operator.domain.errors import InvalidInput, PerdureError
+from perdure_operator.domain.ids import uuid7
+from perdure_operator.domain.payload import check_json
+from perdure_operator.gateway.pools import Pools
+from perdure_operator.gateway.submission import Parent, child_name, new_run, require_pool
+from perdure_operator.kube.api.v1alpha1 import AgentRunSpec
+from perdure_operator.store.operations import Control, Fence, JournalStep, Operation, SliceWrite
+from perdure_operator.store.payload import Payloads
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The run that a pod holds, as far as translating its operations needs it."""
+
+    run: UUID
+    namespace: str
+    name: str
+    pool: str
+    fence: Fence
+    spec: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """An activity that policy forbids: answered without touching the store."""
+
+    answer: wire.ActivityDecision
+
+
+def _raw(value: Raw, what: str) -> bytes:
+    raw = bytes(value)
+    check_json(raw, what)
+    return raw
+
+
+def _slices(pieces: list[wire.Slice]) -> tuple[SliceWrite, ...]:
+    names = [piece.name for piece in pieces]
+    if len(set(names)) < len(names):
+        raise InvalidInput("a slice stands twice in one operation")
+    written = []
+    for piece in pieces:
+        raw = bytes(piece.value)
+        value = check_json(raw, f"slice {piece.name}")
+        if piece.append and not isinstance(value, list):
+            raise InvalidInput(f"slice {piece.name}: what is appended must be an array")
+        written.append(SliceWrite(piece.name, raw, piece.version, piece.append))
+    return tuple(written)
+
+
+def _text(value: str | None, what: str) -> str | None:
+    if value is not None and "\x00" in value:
+        raise InvalidInput(f"{what} holds a NUL character")
+    return value
+
+
+def _error(error: wire.ErrorInfo | None) -> dict[str, Any] | None:
+    if error is None:
+        return None
+    return {"type": _text(error.type, "error.type"), "message": _text(error.message, "error.message"), "retryable": error.retryable}
+
+
+def _step(held: Held, request: UUID, body: wire.StepEnd) -> JournalStep:
+    error = _error(body.error)
+    return JournalStep(
+        run=held.run,
+        fence=held.fence,
+        request=request,
+        key=_text(body.key, "key") or "",
+        name=_text(body.name, "name") or "",
+        state=body.state,
+        output=_raw(body.output, "output"),
+        fingerprint=_text(body.fingerprint, "fingerprint"),
+        phase=_text(body.phase, "phase"),
+        attempts=body.attempts,
+        error=msgspec.json.encode(error).decode() if error else None,
+        slices=_slices(body.slices) if body.slices else (),
+    )
+
+
+def _activity(held: Held, pools: Pools, body: wire.ActivityBegin, lease_seconds: float) -> dict[str, Any] | Denied:
+    constraints = held.spec.get("constraints") or {}
+    allowed, forbidden = constraints.get("allowedTools") or [], constraints.get("forbiddenTools") or []
+    call = idempotency.Call(
+        tool=body.tool,
+        arguments=check_json(bytes(body.arguments), "arguments"),
+        declared=idempotency.EffectClass(body.effect) if body.effect else None,
+        scope=tuple(body.scope) if body.scope is not None else None,
+        ignore=frozenset(body.ignore),
+        namespace=body.namespace,
+        occurrence=body.occurrence,
+    )
+    policy = pools.tool(held.pool, body.tool)
+    key = idempotency.key(held.run, call, policy)
+    if body.tool in forbidden or (allowed and body.tool not in allowed):
+        return Denied(wire.ActivityDecision(decision="denied", key=key, message=f"spec.constraints does not allow the tool {body.tool}"))
+    effect = idempotency.classify(call, policy, frozenset(constraints.get("sideEffectTools") or []))
+    on_unknown = (policy.on_unknown if policy else None) or body.on_unknown or idempotency.DEFAULT_POLICY[effect]
+    return {
+        "key": key,
+        "tool": body.tool,
+        "effect": effect,
+        "policy": on_unknown,
+        "fingerprint": idempotency.fingerprint(call),
+        "scopeIsIdentity": body.scope_is_identity,
+        "occurrence": body.occurrence,
+        "step": body.step,
+        "token": uuid4(),
+        "timeoutSeconds": body.timeout_seconds,
+        "leaseSeconds": lease_seconds,
+        "maxRetries": body.max_retries,
+    }
+
+
+def _spawn(held: Held, pools: Pools, body: wire.Spawn) -> Control:
+    parent = Parent(held.run, held.name, body.policy)
+    pool = body.pool or held.pool.partition("/")[2]
+    reserved = {"agent", "input", "objective", "summary"} & body.spec.keys()
+    if reserved:
+        raise InvalidInput(f"spec must not hold {', '.join(sorted(reserved))}: these are fields of the spawn itself")
+    try:
+        spec = AgentRunSpec.model_validate(
+            {**body.spec, "agent": {"poolRef": {"name": pool}}, "objective": body.objective or None, "summary": body.summary or None},
+            by_alias=True,
+            by_name=False,
+        )
+    except ValidationError as error:
+        raise InvalidInput(f"spec: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from error
+    child = new_run(
+        uuid7(),
+        held.namespace,
+        child_name(parent, body.key),
+        spec,
+        require_pool(pools.specs, held.namespace, pool),
+        input_json=_raw(body.input, "input"),
+        parent_policy=body.policy,
+    )
+    return Control(
+        held.run,
+        "spawn",
+        {"key": body.key, "fingerprint": body.fingerprint, "run": child.columns},
+        held.fence,
+        payload=child.input,
+        payload_run=child.run_id,
+    )
+
+
+def operation(held: Held, request: UUID, body: wire.Operation, pools: Pools, lease_seconds: float) -> Operation | Denied:
+    """The store's form of a worker's operation. Raises InvalidInput, PayloadTooLarge or PoolNotFound; then nothing is stored."""
+    if isinstance(body, wire.StepEnd):
+        return _step(held, request, body)
+    kind = str(body.__struct_config__.tag)
+    content: dict[str, Any]
+    payload: bytes | None = None
+    pieces: list[wire.Slice] = getattr(body, "slices", [])
+    if isinstance(body, wire.Spawn):
+        spawn = _spawn(held, pools, body)
+        return Control(spawn.run, spawn.kind, spawn.body, spawn.fence, request, spawn.payload, spawn.payload_run)
+    if isinstance(body, wire.ActivityBegin):
+        begun = _activity(held, pools, body, lease_seconds)
+        if isinstance(begun, Denied):
+            return begun
+        content, payload = begun, bytes(body.arguments)
+    elif isinstance(body, wire.ActivityEnd | wire.ActivityResolve):
+        content = {"key": body.key, "providerRef": _text(body.provider_ref, "providerRef")}
+        payload = _raw(body.response, "response")
+        if isinstance(body, wire.ActivityEnd):
+            content |= {"token": _uuid(body.token, "token"), "state": body.state, "error": _error(body.error)}
+        else:
+            content |= {"happened": body.happened, "token": uuid4(), "timeoutSeconds": 300, "leaseSeconds": lease_seconds}
+    elif isinstance(body, wire.WaitBegin):
+        content = _wait(body)
+    elif isinstance(body, wire.Suspend):
+        content = {"waits": body.waits}
+    elif isinstance(body, wire.EventAppend):
+        content, payload = {"kind": _text(body.kind, "kind"), "expectedSeq": body.expected_seq}, _raw(body.data, "data")
+    elif isinstance(body, wire.CheckpointSave):
+        content, payload = {"type": body.type, "coversSeq": body.covers_seq}, _raw(body.cursor, "cursor")
+    elif isinstance(body, wire.Finish):
+        content, payload = {"outcome": body.outcome, "error": _error(body.error)}, _raw(body.output, "output")
+    else:
+        raise InvalidInput(f"{kind} is answered without the store")
+    return Control(held.run, kind, content, held.fence, request, payload, slices=_slices(pieces) if pieces else ())
+
+
+def _uuid(value: str, what: str) -> UUID:
+    try:
+        return UUID(value)
+    except ValueError:
+        raise InvalidInput(f"{what} is not a UUID") from None
+
+
+def _wait(body: wire.WaitBegin) -> dict[str, Any]:
+    for condition in body.on:
+        if condition.kind == "timer" and (condition.seconds is None) == (condition.at is None):
+            raise InvalidInput("a timer needs exactly one of seconds and at")
+        if condition.kind != "timer" and not condition.name:
+            raise InvalidInput(f"a {condition.kind} condition needs a name")
+        if condition.at is not None:
+            try:
+                msgspec.convert(condition.at, type=datetime)
+            except msgspec.ValidationError:
+                raise InvalidInput(f"{condition.at!r} is not an RFC 3339 time") from None
+        _text(condition.name, "name")
+    content: dict[str, Any] = msgspec.to_builtins(body)
+    return {
+        "key": _text(body.key, "key"),
+        "name": _text(body.name, "name"),
+        "mode": body.mode,
+        "on": content["on"],
+        "timeoutSeconds": body.timeout_seconds,
+        "suspend": body.suspend,
+        "fingerprint": body.fingerprint,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- answers
+
+
+def stored(answer: dict[str, Any]) -> list[bytes | None]:
+    """The payloads in stored form that an answer refers to."""
+    found: list[bytes | None] = []
+    if response := answer.get("response"):
+        found.append(b64decode(response))
+    for outcome in answer.get("outcomes", {}).values():
+        found += [b64decode(fired["payload"]) for fired in outcome["fired"] if fired.get("payload")]
+    return found
+
+
+def outcome(raw: dict[str, Any], payloads: Payloads) -> wire.WaitOutcome:
+    """A wait's outcome from the store's form of it."""
+    fired = []
+    for f in raw["fired"]:
+        payload = payloads.get(b64decode(f["payload"])) if f.get("payload") else b"null"
+        if f["kind"] == "child_done":
+            data = f.get("data") or {}
+            error = data.get("error")
+            result = wire.ChildResult(
+                status=data.get("status", ""),
+                output=Raw(payload),
+                error=wire.ErrorInfo(type=error.get("type", ""), message=error.get("message", ""), retryable=error.get("retryable", True))
+                if error
+                else None,
+                reason=data.get("reason") or "",
+            )
+            payload = wire.encode_json(result)
+        fired.append(
+            wire.Fired(
+                index=f["index"],
+                kind=f["kind"],
+                name=f.get("name", ""),
+                id=f.get("id", ""),
+                at=f.get("at", ""),
+                late_seconds=max(0.0, f.get("lateSeconds", 0)),
+                payload=Raw(payload),
+            )
+        )
+    return wire.WaitOutcome(status=raw["status"], fired=fired)
+
+
+def answer(kind: str, content: dict[str, Any], payloads: Payloads | None) -> bytes:
+    """The wire form of a control operation's answer."""
+    if kind in ("wait", "suspend"):
+        outcomes = {key: outcome(raw, payloads) for key, raw in content.get("outcomes", {}).items()} if payloads else {}
+        return wire.encode_json(wire.WaitAnswer(status=content["status"], outcomes=outcomes))
+    if kind in ("activity.begin", "activity.resolve"):
+        content = {name: value for name, value in content.items() if value is not None and name != "response"} | (
+            {"response": Raw(payloads.get(b64decode(content["response"])))} if payloads and content.get("response") else {}
+        )
+    return wire.encode_json(content)
+
+
+def problem(error: PerdureError) -> wire.Problem:
+    """RFC 9457 form of a typed error."""
+    return wire.Problem(
+        type=f"urn:perdure:{error.code}",
+        title=(type(error).__doc__ or error.code).splitlines()[0],
+        status=error.status,
+        detail=str(error),
+        retryable=error.retryable,
+        action=error.advice,
+    )

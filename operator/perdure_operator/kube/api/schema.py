@@ -1,0 +1,48 @@
+"""A model as a Kubernetes structural schema: no references, no ``null`` alternatives, descriptions kept.
+
+Pydantic's JSON Schema is close; what differs is rewritten here once, for the CRDs and for the hints in error messages.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+
+Schema = dict[str, Any]
+
+_DROPPED = ("title", "additionalProperties", "patternProperties", "propertyNames", "default", "const", "$defs")
+
+
+@cache
+def structural(model: type[BaseModel]) -> Schema:
+    """The structural schema of ``model``. Shared between calls: do not change it."""
+    root = model.model_json_schema(by_alias=True, mode="validation")
+    return _rewrite(root, root.get("$defs", {}))
+
+
+def _rewrite(node: Schema, defs: dict[str, Schema]) -> Schema:
+    if "$ref" in node:
+        target = defs[node["$ref"].rpartition("/")[2]]
+        return _rewrite({**target, **{k: v for k, v in node.items() if k != "$ref"}}, defs)
+    if "anyOf" in node and not node.get("x-kubernetes-int-or-string"):
+        (only,) = (branch for branch in node["anyOf"] if branch.get("type") != "null")
+        return _rewrite({**only, **{k: v for k, v in node.items() if k != "anyOf"}}, defs)
+    out = {k: v for k, v in node.items() if k not in _DROPPED}
+    if "const" in node:
+        out["enum"] = [node["const"]]
+    if isinstance(out.get("description"), str):
+        out["description"] = out["description"].replace("``", "`")
+    if "properties" in node:
+        out["properties"] = {name: _rewrite(child, defs) for name, child in node["properties"].items()}
+    if "items" in node:
+        out["items"] = _rewrite(node["items"], defs)
+    for values in (node.get("additionalProperties"), *node.get("patternProperties", {}).values()):
+        if isinstance(values, dict):  # a structural schema cannot say what keys look like; the models check them
+            out["additionalProperties"] = _rewrite(values, defs)
+    if out.get("type") == "object" and "properties" not in out and "additionalProperties" not in out:
+        out["x-kubernetes-preserve-unknown-fields"] = True
+    if node.get("type") == "integer" and abs(node.get("maximum", 2**63)) > 2**31 - 1:
+        out["format"] = "int64"
+    return out

@@ -1,0 +1,106 @@
+"""Turns operations into the arrays of the batch functions (``sql/60_batch.sql``, which explains the rules) and their rows into outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from perdure_operator.store.operations import Control, JournalStep, Operation, Outcome
+from perdure_operator.store.payload import Blob, encode
+
+Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
+_json = msgspec.json.Encoder(enc_hook=str)
+
+
+class _Attachments:
+    """Slices and blobs of a batch, flattened, each with the number of its operation."""
+
+    def __init__(self) -> None:
+        self.slices: tuple[list[Any], ...] = ([], [], [], [], [])
+        self.blobs: tuple[list[Any], ...] = ([], [], [], [])
+
+    def payload(self, ord_: int, run: UUID, raw: bytes | None) -> bytes | None:
+        if raw is None:
+            return None
+        stored, blob = encode(run, raw)
+        if blob is not None:
+            self._blob(ord_, blob)
+        return stored
+
+    def _blob(self, ord_: int, blob: Blob) -> None:
+        for column, value in zip(self.blobs, (ord_, blob.run, blob.hash, blob.data), strict=True):
+            column.append(value)
+
+    def add_slices(self, ord_: int, operation: Operation) -> None:
+        for piece in operation.slices:
+            stored = self.payload(ord_, operation.run, piece.value)
+            for column, value in zip(self.slices, (ord_, piece.name, piece.append, piece.version, stored), strict=True):
+                column.append(value)
+
+
+_JOURNAL = "select * from perdure.journal_batch(" + ", ".join(f"${n}" for n in range(1, 23)) + ")"
+_CONTROL = "select * from perdure.control_batch(" + ", ".join(f"${n}" for n in range(1, 20)) + ")"
+
+
+async def journal(connection: Connection, steps: Sequence[JournalStep], *, wait: bool) -> list[Outcome]:
+    """Commits step outcomes of any runs. One round trip, one commit."""
+    attached = _Attachments()
+    outputs = []
+    for n, step in enumerate(steps, 1):
+        outputs.append(attached.payload(n, step.run, step.output))
+        attached.add_slices(n, step)
+    rows = await connection.fetch(
+        _JOURNAL,
+        [s.run for s in steps],
+        [s.fence.epoch for s in steps],
+        [s.fence.holder for s in steps],
+        [s.request for s in steps],
+        [s.key for s in steps],
+        [s.name for s in steps],
+        [s.state for s in steps],
+        [s.fingerprint for s in steps],
+        [s.phase for s in steps],
+        [s.attempts for s in steps],
+        outputs,
+        [s.error for s in steps],
+        *attached.slices,
+        *attached.blobs,
+        wait,
+    )
+    outcomes: list[Outcome] = [Outcome("internal", {})] * len(steps)
+    for row in rows:
+        outcomes[row["ord"] - 1] = Outcome(row["code"], {"seq": row["seq"], "existing": row["existing"]})
+    return outcomes
+
+
+async def control(
+    connection: Connection, operations: Sequence[Control], *, wait: bool, idle: Sequence[UUID] = (), gateway: str = ""
+) -> list[Outcome]:
+    """Commits other operations of any runs. One round trip, one commit."""
+    attached = _Attachments()
+    payloads = []
+    for n, op in enumerate(operations, 1):
+        payloads.append(attached.payload(n, op.payload_run or op.run, op.payload))
+        attached.add_slices(n, op)
+    rows = await connection.fetch(
+        _CONTROL,
+        [op.run for op in operations],
+        [op.fence.epoch if op.fence else None for op in operations],
+        [op.fence.holder if op.fence else None for op in operations],
+        [op.request for op in operations],
+        [op.kind for op in operations],
+        [_json.encode(op.body).decode() for op in operations],
+        payloads,
+        *attached.slices,
+        *attached.blobs,
+        list(idle),
+        gateway,
+        wait,
+    )
+    return [
+        Outcome(row["code"], msgspec.json.decode(row["answer"]), row["detail"], row["state"], row["leased"], row["epoch"]) for row in rows
+    ]

@@ -1,0 +1,69 @@
+"""Brings a database to this version: numbered migrations once each, then the functions, anew every time.
+
+``NNNN_name.pre.sql`` runs before the new code rolls out, ``NNNN_name.post.sql`` after it (code of the version before must run on the
+new schema). Functions (``sql/*.sql``) are ``create or replace``, so they need no numbers. Everything happens in one transaction under an
+advisory lock: two migrators wait for each other, and a failure changes nothing. (A session lock would not survive PgBouncer; this one
+belongs to the transaction.)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Literal
+
+import asyncpg
+
+_LOCK = 0x7065726475  # "perdu"
+_NAME = re.compile(r"^(\d{4})_\w+\.(pre|post)\.sql$")
+
+
+@dataclass(frozen=True)
+class Migration:
+    number: int
+    phase: Literal["pre", "post"]
+    name: str
+    sql: str
+
+
+def migrations() -> list[Migration]:
+    """All migrations of this version, in the order in which they run."""
+    found = []
+    for file in files("perdure_operator.store").joinpath("migrations").iterdir():
+        if match := _NAME.match(file.name):
+            phase: Literal["pre", "post"] = "pre" if match[2] == "pre" else "post"
+            found.append(Migration(int(match[1]), phase, file.name, file.read_text()))
+    return sorted(found, key=lambda m: (m.number, m.phase != "pre"))
+
+
+def functions() -> list[tuple[str, str]]:
+    """The files of ``sql/``, in order."""
+    folder = files("perdure_operator.store").joinpath("sql")
+    return sorted((file.name, file.read_text()) for file in folder.iterdir() if file.name.endswith(".sql"))
+
+
+async def migrate(dsn: str, phase: Literal["pre", "post", "all"] = "all") -> list[str]:
+    """Applies what is missing and gives the names of the migrations that were applied. Safe to call at any time, from anywhere."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        async with connection.transaction():
+            await connection.execute(f"select pg_advisory_xact_lock({_LOCK})")
+            await connection.execute("create schema if not exists perdure")
+            await connection.execute(
+                "create table if not exists perdure.migrations (name text primary key, applied_at timestamptz not null default now())"
+            )
+            done = {row["name"] for row in await connection.fetch("select name from perdure.migrations")}
+            applied = []
+            for migration in migrations():
+                if migration.name in done or phase not in ("all", migration.phase):
+                    continue
+                await connection.execute(migration.sql)
+                await connection.execute("insert into perdure.migrations (name) values ($1)", migration.name)
+                applied.append(migration.name)
+            await connection.execute("set local check_function_bodies = off")
+            for _, sql in functions():
+                await connection.execute(sql)
+            return applied
+    finally:
+        await connection.close()

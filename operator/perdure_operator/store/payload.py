@@ -1,0 +1,64 @@
+"""How a JSON value is stored: small ones in place, others once a run as a compressed blob addressed by (run, hash).
+
+The stored form says of itself which it is: ``\\x00`` + the JSON, or ``\\x01`` + run id (16 bytes) + sha256 (32 bytes). The address carries its
+run because results travel: a parent's wait holds its child's output. No addressing across runs: it would leak equality between tenants.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+import asyncpg
+import zstandard
+
+INLINE_BYTES = 1024
+_INLINE, _BLOB = b"\x00", b"\x01"
+_compressor = zstandard.ZstdCompressor(level=3)
+_decompressor = zstandard.ZstdDecompressor()
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    run: UUID
+    hash: bytes
+    data: bytes
+
+
+def encode(run: UUID, raw: bytes) -> tuple[bytes, Blob | None]:
+    """The stored form of ``raw`` for ``run``, and the blob that must be written with it, if any."""
+    if len(raw) <= INLINE_BYTES:
+        return _INLINE + raw, None
+    digest = hashlib.sha256(raw).digest()
+    return _BLOB + run.bytes + digest, Blob(run, digest, _compressor.compress(raw))
+
+
+class Payloads:
+    """Resolves stored forms to JSON, all blobs of one reading in one query: collect with ``want``, ``load``, then ``get``."""
+
+    def __init__(self) -> None:
+        self._wanted: set[bytes] = set()
+        self._found: dict[bytes, bytes] = {}
+
+    def want(self, stored: Iterable[bytes | None]) -> None:
+        self._wanted.update(s for s in stored if s is not None and s[:1] == _BLOB)
+
+    async def load(self, connection: asyncpg.Connection | asyncpg.pool.PoolConnectionProxy) -> None:
+        missing = [s for s in self._wanted if s not in self._found]
+        if not missing:
+            return
+        rows = await connection.fetch(
+            "select run_id, hash, data from perdure.blobs join unnest($1::uuid[], $2::bytea[]) as w(run_id, hash) using (run_id, hash)",
+            [UUID(bytes=s[1:17]) for s in missing],
+            [s[17:49] for s in missing],
+        )
+        for row in rows:
+            self._found[_BLOB + row["run_id"].bytes + row["hash"]] = _decompressor.decompress(row["data"])
+
+    def get(self, stored: bytes | None) -> bytes:
+        """The JSON; ``null`` for nothing. KeyError when the blob is gone (corrupt or pruned)."""
+        if stored is None:
+            return b"null"
+        return stored[1:] if stored[:1] == _INLINE else self._found[stored]

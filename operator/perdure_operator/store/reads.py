@@ -1,0 +1,146 @@
+"""Queries for people and programs. They lock nothing and change nothing; all lists are paged by a key that never moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from perdure_operator.domain.errors import RunNotFound
+from perdure_operator.store.payload import Payloads
+
+Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
+_decode = msgspec.json.decode
+
+_VIEW = """
+select r.*, s.summary, s.objective, s.labels, perdure.admits(r, perdure.now()) as not_admitted, l.beat_at, l.gateway,
+  (select count(*) from perdure.runs c where c.parent_id = r.run_id and c.state in ('Pending', 'Running', 'Suspended')) as children_active,
+  (select count(*) from perdure.runs c where c.parent_id = r.run_id and c.state = 'Succeeded') as children_succeeded,
+  (select count(*) from perdure.runs c where c.parent_id = r.run_id and c.state in ('Failed', 'Cancelled')) as children_failed,
+  (select jsonb_agg(jsonb_build_object('kind', c.kind, 'name', c.name, 'at', c.at, 'since', w.opened_at, 'key', w.key, 'timeoutAt', w.timeout_at)
+                    order by w.seq, c.idx)
+   from perdure.waits w join lateral (
+     select * from perdure.wait_conditions c where c.run_id = w.run_id and c.key = w.key
+       and not exists (select 1 from perdure.wakeups k where k.run_id = c.run_id and k.kind = 'child_done' and c.kind = 'child_done' and k.source = c.name)
+     order by idx limit 20) c on true
+   where w.run_id = r.run_id and w.state = 'open') as waiting_for
+from perdure.runs r join perdure.run_specs s using (run_id) left join perdure.leases l using (run_id)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    seq: int
+    at: str
+    epoch: int
+    kind: str
+    data: dict[str, Any]
+    payload: bytes | None
+
+
+class Reader:
+    """One reading on one connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def find(self, namespace: str, name: str) -> UUID:
+        """The id of a run by name or id; ``-`` as the namespace finds any by id. Raises RunNotFound."""
+        try:
+            run_id: UUID | None = UUID(name)
+        except ValueError:
+            run_id = None
+        found = await self._connection.fetchval(
+            "select run_id from perdure.runs where (namespace = $1 and name = $2) or (run_id = $3 and $1 in (namespace, '-'))",
+            namespace,
+            name,
+            run_id,
+        )
+        if found is None:
+            raise RunNotFound(f"there is no run {name} in namespace {namespace}")
+        return UUID(str(found))
+
+    async def run(self, run: UUID) -> asyncpg.Record:
+        row = await self._connection.fetchrow(f"{_VIEW} where r.run_id = $1", run)
+        if row is None:
+            raise RunNotFound(f"there is no run {run}")
+        return row
+
+    async def runs(
+        self, *, namespace: str | None, state: str | None, pool: str | None, parent: UUID | None, after: UUID | None, limit: int
+    ) -> Sequence[asyncpg.Record]:
+        """Oldest first, from the run after ``after``."""
+        return await self._connection.fetch(
+            f"{_VIEW} where ($1::text is null or r.namespace = $1) and ($2::text is null or r.state = $2) and ($3::text is null or r.pool = $3) "
+            "and ($4::uuid is null or r.parent_id = $4) and ($5::uuid is null or r.run_id > $5) order by r.run_id limit $6",
+            namespace,
+            state,
+            pool,
+            parent,
+            after,
+            limit,
+        )
+
+    async def tree(self, root: UUID, limit: int = 10_000) -> Sequence[asyncpg.Record]:
+        """The run and all its descendants, parents before children."""
+        return await self._connection.fetch(
+            "with recursive below (run_id, depth) as (select $1::uuid, 0 union all "
+            "select c.run_id, depth + 1 from below join perdure.runs c on c.parent_id = below.run_id) "
+            f"{_VIEW} join below b using (run_id) order by b.depth, r.run_id limit $2",
+            root,
+            limit,
+        )
+
+    async def events(self, run: UUID, start: int, limit: int) -> list[EventRow]:
+        rows = await self._connection.fetch(
+            "select seq, at, epoch, kind, data, payload from perdure.events where run_id = $1 and seq >= $2 order by seq limit $3",
+            run,
+            start,
+            limit,
+        )
+        payloads = Payloads()
+        payloads.want(row["payload"] for row in rows)
+        await payloads.load(self._connection)
+        return [
+            EventRow(
+                row["seq"],
+                row["at"].isoformat(),
+                row["epoch"],
+                row["kind"],
+                _decode(row["data"]),
+                payloads.get(row["payload"]) if row["payload"] is not None else None,
+            )
+            for row in rows
+        ]
+
+    async def last_seq(self, run: UUID) -> tuple[int, str]:
+        """Last sequence and state."""
+        row = await self._connection.fetchrow("select last_seq, state from perdure.runs where run_id = $1", run)
+        if row is None:
+            raise RunNotFound(f"there is no run {run}")
+        return row["last_seq"], row["state"]
+
+    async def ledger(self, run: UUID) -> Sequence[asyncpg.Record]:
+        return await self._connection.fetch(
+            "select key, tool, effect, state, policy, occurrence, step, attempts, epoch, provider_ref, error, seq, done_seq "
+            "from perdure.ledger where run_id = $1 order by seq",
+            run,
+        )
+
+    async def journal(self, run: UUID) -> Sequence[asyncpg.Record]:
+        return await self._connection.fetch(
+            "select key, kind, name, state, seq, epoch, attempts, phase, fingerprint, data, error, "
+            "case when kind = 'wait' then (select data ->> 'name' from perdure.events e where e.run_id = j.run_id and e.seq = j.seq) end as wait_name "
+            "from perdure.journal j where run_id = $1 order by seq",
+            run,
+        )
+
+    async def payload(self, stored: bytes | None) -> bytes:
+        payloads = Payloads()
+        payloads.want([stored])
+        await payloads.load(self._connection)
+        return payloads.get(stored)

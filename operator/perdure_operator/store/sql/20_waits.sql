@@ -1,0 +1,218 @@
+-- Waits and what satisfies them. Suspender and waker both hold the run's lock before they come here, and every look below is a statement
+-- of its own after that lock: it sees what the other side committed (W2).
+
+-- A wait's outcome with its payloads in stored form, base64.
+create or replace function perdure.outcome(p_run uuid, p_key text) returns jsonb language sql stable as $$
+  select jsonb_build_object('status', j.data ->> 'status', 'fired', coalesce((
+    select jsonb_agg((f - 'source') || jsonb_build_object('payload', encode(w.payload, 'base64'), 'data', w.data) order by n)
+    from jsonb_array_elements(j.data -> 'fired') with ordinality as e(f, n)
+    left join perdure.wakeups w on w.run_id = p_run and w.kind = f ->> 'kind' and w.source = f ->> 'source'), '[]'))
+  from perdure.journal j where j.run_id = p_run and j.key = p_key
+$$;
+
+-- Decides every open wait that can be decided now: binds the wakeups, journals the outcome, all in this commit (W5, invariant 5).
+create or replace function perdure.bind_waits(r perdure.runs, p_now timestamptz) returns perdure.runs language plpgsql as $$
+declare
+  w perdure.waits;
+  v_total int;
+  v_met jsonb;
+  v_failed jsonb;
+  v_fired jsonb;
+  v_status text;
+begin
+  for w in select * from perdure.waits where run_id = r.run_id and state = 'open' order by seq loop
+    with c as (
+      select *, row_number() over (partition by kind, name order by idx) as nth
+      from perdure.wait_conditions where run_id = r.run_id and key = w.key
+    ), signals as (
+      select k.*, row_number() over (partition by k.name order by k.seq) as nth
+      from perdure.wakeups k
+      where k.run_id = r.run_id and k.kind = 'signal' and k.bound_key is null and k.seq is not null
+        and k.name in (select name from c where kind = 'signal')
+    ), met as (
+      select c.idx, c.kind, c.name, coalesce(s.source, d.source) as source, coalesce(s.id, d.id, '') as id,
+             coalesce(s.at, d.at, c.at) as at, d.data ->> 'status' as status,
+             case when c.kind = 'timer' then round(extract(epoch from p_now - c.at)::numeric, 3) else 0 end as late
+      from c
+      left join signals s on c.kind = 'signal' and s.name = c.name and s.nth = c.nth
+      left join perdure.wakeups d on c.kind = 'child_done' and d.run_id = r.run_id and d.kind = 'child_done' and d.source = c.name
+                                     and d.seq is not null
+      where (c.kind = 'timer' and c.at <= p_now) or s.source is not null or d.source is not null
+    ), shaped as (
+      select idx, at, status, jsonb_strip_nulls(jsonb_build_object('index', idx, 'kind', kind, 'name', name, 'id', id, 'at', at,
+                                                                  'lateSeconds', late, 'source', source)) as fired
+      from met
+    )
+    select (select count(*) from c),
+           (select jsonb_agg(fired order by case when w.mode = 'any' then at end, idx) from shaped),
+           (select jsonb_agg(fired order by at, idx) from shaped where status <> 'Succeeded')
+    into v_total, v_met, v_failed;
+
+    v_status := 'satisfied';
+    if w.mode = 'any' and v_met is not null then
+      v_fired := jsonb_build_array(v_met -> 0);
+    elsif w.mode = 'first_failure' and v_failed is not null then
+      v_fired := jsonb_build_array(v_failed -> 0);
+    elsif w.mode <> 'any' and jsonb_array_length(v_met) = v_total then
+      v_fired := v_met;
+    elsif w.timeout_at <= p_now then
+      v_status := 'timed_out';
+      v_fired := jsonb_build_array(jsonb_build_object('index', -1, 'kind', 'timeout', 'at', w.timeout_at,
+        'lateSeconds', round(extract(epoch from p_now - w.timeout_at)::numeric, 3)));
+    else
+      continue;
+    end if;
+
+    update perdure.wakeups k set bound_key = w.key
+    from jsonb_array_elements(v_fired) f
+    where k.run_id = r.run_id and k.kind = f ->> 'kind' and k.source = f ->> 'source' and k.bound_key is null;
+    r := perdure.log(r, 'wait.' || v_status, jsonb_build_object('key', w.key, 'fired', jsonb_array_length(v_fired), 'first', v_fired -> 0), p_now);
+    update perdure.waits set state = v_status, done_seq = r.last_seq where run_id = r.run_id and key = w.key;
+    update perdure.journal set state = v_status, seq = r.last_seq, epoch = r.epoch,
+      data = jsonb_build_object('status', v_status, 'fired', v_fired)
+    where run_id = r.run_id and key = w.key;
+    if r.state <> 'Running' then
+      r.wake_due := true;
+      if jsonb_array_length(r.reasons) < 100 then
+        r.reasons := r.reasons || (v_fired -> 0);
+      end if;
+    else
+      perform perdure.poke(r);
+    end if;
+  end loop;
+  return r;
+end $$;
+
+-- Level-triggered: looks at everything that is due for the run and does the strongest of it: cancel > deadline > pause > wake (L1).
+-- Every operation that may have made something due ends here.
+create or replace function perdure.settle(r perdure.runs, p_now timestamptz) returns perdure.runs language plpgsql as $$
+declare
+  v_count int;
+  v_cancel boolean;
+  v_failed_child text;
+begin
+  if perdure.terminal(r.state) then
+    return r;
+  end if;
+
+  -- Wakeups that others inserted get their sequence. Bounded; what is left stays due.
+  with new as (
+    select kind, source, data, id, row_number() over (order by at, kind, source) as n
+    from perdure.wakeups where run_id = r.run_id and seq is null order by at, kind, source limit 1000
+  ), applied as (
+    update perdure.wakeups w set seq = r.last_seq + new.n from new
+    where w.run_id = r.run_id and w.kind = new.kind and w.source = new.source
+  ), logged as (
+    insert into perdure.events (run_id, seq, epoch, at, kind, data)
+    select r.run_id, r.last_seq + n, r.epoch, p_now,
+      case kind when 'child_done' then 'child.done' when 'cancel' then 'run.cancel_requested' else kind || '.received' end,
+      case kind when 'child_done' then jsonb_build_object('child', id, 'status', data ->> 'status') else data end
+    from new
+  )
+  select count(*), coalesce(bool_or(kind = 'cancel'), false),
+    min(id) filter (where kind = 'child_done' and data ->> 'policy' = 'fail_parent' and data ->> 'status' <> 'Succeeded')
+  into v_count, v_cancel, v_failed_child from new;
+  r.last_seq := r.last_seq + v_count;
+
+  if v_cancel and not r.cancel_requested then
+    r.cancel_requested := true;
+    r.cancel_due_at := perdure.cancel_due(r, p_now);
+  end if;
+  if r.cancel_requested then
+    if r.state <> 'Running' or r.cancel_due_at <= p_now then
+      return perdure.move(r, 'cancel', 'Cancelled', '', p_now);
+    end if;
+    perform perdure.poke(r);
+  end if;
+
+  if r.deadline_at <= p_now then
+    return perdure.fail(r, 'DeadlineExceeded', format('deadlineSeconds (%s) have passed since the first start', r.deadline_seconds), p_now);
+  elsif r.active_since + (r.active_limit_ms - r.active_ms) * interval '1 millisecond' <= p_now then
+    return perdure.fail(r, 'DeadlineExceeded', format('activeDeadlineSeconds (%s) are used up', r.active_limit_ms / 1000.0), p_now);
+  elsif v_failed_child is not null then
+    return perdure.fail(r, 'ChildFailed', format('child %s did not succeed and its policy is fail_parent', v_failed_child), p_now);
+  end if;
+
+  r := perdure.bind_waits(r, p_now);
+
+  if r.paused or r.spec_paused then
+    if r.state = 'Pending' then
+      r.wake_due := true;
+      return perdure.move(r, 'pause', 'Paused', '', p_now);
+    elsif r.state = 'Running' then
+      perform perdure.poke(r);
+    end if;
+  elsif r.state = 'Suspended' and r.wake_due then
+    r.wake_due := false;
+    return perdure.move(r, 'wake', 'Woken', '', p_now);
+  end if;
+  return r;
+end $$;
+
+-- Gives the pod back if no wait is decided; otherwise answers what is.
+create or replace function perdure.try_suspend(r perdure.runs, p_keys text[], p_now timestamptz) returns perdure.op_result language plpgsql as $$
+declare
+  v_done jsonb;
+  v_what text;
+begin
+  select jsonb_object_agg(key, perdure.outcome(r.run_id, key)) into v_done
+  from perdure.waits where run_id = r.run_id and key = any (p_keys) and state in ('satisfied', 'timed_out');
+  if v_done is not null then
+    return (r, jsonb_build_object('status', 'done', 'outcomes', v_done))::perdure.op_result;
+  end if;
+  select string_agg(distinct c.kind || case when c.kind = 'signal' then ' ' || c.name else '' end, ', ') into v_what
+  from perdure.waits w join perdure.wait_conditions c on c.run_id = w.run_id and c.key = w.key
+  where w.run_id = r.run_id and w.state = 'open';
+  r.reasons := '[]';
+  r := perdure.move(r, 'suspend', 'Waiting', 'waits for ' || v_what, p_now);
+  return (perdure.settle(r, p_now), '{"status": "suspended"}'::jsonb)::perdure.op_result;
+end $$;
+
+create or replace function perdure.op_wait(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
+declare
+  v_key text := p_body ->> 'key';
+  w perdure.waits;
+begin
+  select * into w from perdure.waits where run_id = r.run_id and key = v_key;
+  if not found then
+    r := perdure.log(r, 'wait.opened', jsonb_strip_nulls(jsonb_build_object('key', v_key, 'name', p_body ->> 'name',
+      'mode', p_body ->> 'mode', 'conditions', jsonb_array_length(p_body -> 'on'), 'first', p_body -> 'on' -> 0,
+      'timeoutSeconds', p_body -> 'timeoutSeconds')), p_now);
+    insert into perdure.wait_conditions (run_id, key, idx, kind, name, at)
+    select r.run_id, v_key, n - 1, c ->> 'kind', coalesce(c ->> 'name', ''),
+      case when c ->> 'kind' = 'timer'
+           then coalesce((c ->> 'at')::timestamptz, p_now + (c ->> 'seconds')::double precision * interval '1 second') end
+    from jsonb_array_elements(p_body -> 'on') with ordinality as e(c, n);
+    insert into perdure.waits (run_id, key, name, mode, state, seq, opened_at, timeout_at, due_at)
+    select r.run_id, v_key, coalesce(p_body ->> 'name', ''), p_body ->> 'mode', 'open', r.last_seq, p_now, t.timeout_at,
+      least(t.timeout_at, case when p_body ->> 'mode' = 'any' then c.first_at else c.last_at end)
+    from (select p_now + (p_body ->> 'timeoutSeconds')::double precision * interval '1 second' as timeout_at) t,
+         (select min(at) as first_at, max(at) as last_at from perdure.wait_conditions where run_id = r.run_id and key = v_key) c;
+    insert into perdure.journal (run_id, key, kind, name, state, seq, epoch, fingerprint)
+    values (r.run_id, v_key, 'wait', coalesce(p_body ->> 'name', ''), 'open', r.last_seq, r.epoch, p_body ->> 'fingerprint');
+  end if;
+  r := perdure.bind_waits(r, p_now);
+  select * into w from perdure.waits where run_id = r.run_id and key = v_key;
+  if w.state = 'closed' then
+    perform perdure.refuse('run-finished', 'the wait was closed with its run');
+  elsif w.state <> 'open' then
+    return (r, jsonb_build_object('status', 'done', 'outcomes', jsonb_build_object(v_key, perdure.outcome(r.run_id, v_key))))::perdure.op_result;
+  elsif (p_body ->> 'suspend')::boolean then
+    return perdure.try_suspend(r, array[v_key], p_now);
+  end if;
+  return (r, '{"status": "open"}'::jsonb)::perdure.op_result;
+end $$;
+
+create or replace function perdure.op_suspend(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
+declare
+  v_keys text[] := array(select jsonb_array_elements_text(p_body -> 'waits'));
+  v_missing text;
+begin
+  select k into v_missing from unnest(v_keys) k
+  where not exists (select 1 from perdure.waits where run_id = r.run_id and key = k) limit 1;
+  if v_missing is not null then
+    perform perdure.refuse('wait-conflict', format('there is no wait with the key %s', v_missing));
+  end if;
+  r := perdure.bind_waits(r, p_now);
+  return perdure.try_suspend(r, v_keys, p_now);
+end $$;

@@ -1,0 +1,172 @@
+-- Who may run, and on which pod. One admission function serves the dispatcher, the direct path and `why` (L4, W6).
+-- Lock order here as everywhere: runs by id, then leases, then pods.
+
+-- Null when the run may be leased now; otherwise the reason why not.
+create or replace function perdure.admits(r perdure.runs, p_now timestamptz) returns text language sql stable as $$
+  select case
+    when r.state <> 'Pending' then 'NotPending'
+    when r.cancel_requested then 'CancelRequested'
+    when r.paused or r.spec_paused then 'Paused'
+    when perdure.expiry(r) <= p_now then 'DeadlineExceeded'
+    when r.runnable_at > p_now then 'BackOff'
+    when p.pool is null then 'PoolNotFound'
+    when p.max_running <= (select count(*) from perdure.leases l join perdure.runs x using (run_id) where x.pool = r.pool) then 'PoolLimit'
+    when t.max_running <= (select count(*) from perdure.runs x where x.namespace = r.namespace and x.state = 'Running') then 'TenantLimit'
+  end
+  from (select r.pool as pool_name) q left join perdure.pools p on p.pool = q.pool_name
+  left join perdure.tenants t on t.namespace = r.namespace
+$$;
+
+-- Gives a locked, admitted run to one of the pods, if one is still idle. No pod: the row comes back as it was.
+create or replace function perdure.grant(r perdure.runs, p_pods uuid[], p_gateway text, p_now timestamptz) returns perdure.runs language plpgsql as $$
+declare
+  v_pod uuid;
+begin
+  select pod_id into v_pod from perdure.pods
+  where pod_id = any (p_pods) and pool = r.pool and state = 'idle' and gateway = p_gateway
+  limit 1 for update skip locked;
+  if v_pod is null then
+    return r;
+  end if;
+  update perdure.pods set state = 'leased', run_id = r.run_id, since = p_now where pod_id = v_pod;
+  return perdure.move(r, 'lease', 'Leased', '', p_now, jsonb_build_object('pod', v_pod, 'gateway', p_gateway));
+end $$;
+
+-- The direct path: a run that an operation just made Pending goes to an idle pod of the same gateway in the same commit, unless
+-- something else of that pool has been waiting for one.
+create or replace function perdure.grant_directly(r perdure.runs, p_pods uuid[], p_gateway text, p_now timestamptz)
+returns perdure.runs language plpgsql as $$
+begin
+  if perdure.admits(r, p_now) is not null
+     or exists (select 1 from perdure.runs q where q.pool = r.pool and q.state = 'Pending' and q.runnable_at <= p_now and q.run_id <> r.run_id) then
+    return r;
+  end if;
+  return perdure.grant(r, p_pods, p_gateway, p_now);
+end $$;
+
+-- The next candidates of a pool. Between tenants by running share over weight, inside a tenant by rank: enqueued time minus a minute
+-- for each point of priority, so that age beats any priority in the end.
+create or replace function perdure.runnable(p_pool text, p_limit int, p_now timestamptz) returns setof uuid language sql stable as $$
+  with recursive tenant (namespace) as (
+    (select namespace from perdure.runs where pool = p_pool and state = 'Pending' order by namespace limit 1)
+    union all
+    select (select q.namespace from perdure.runs q where q.pool = p_pool and q.state = 'Pending' and q.namespace > tenant.namespace
+            order by q.namespace limit 1)
+    from tenant where tenant.namespace is not null
+  )
+  select c.run_id
+  from tenant
+  left join perdure.tenants t on t.namespace = tenant.namespace
+  cross join lateral (select count(*) as running from perdure.runs x where x.namespace = tenant.namespace and x.state = 'Running') u
+  cross join lateral (
+    select q.run_id, q.rank, row_number() over (order by q.rank) as nth
+    from (select run_id, rank from perdure.runs
+          where pool = p_pool and namespace = tenant.namespace and state = 'Pending' and runnable_at <= p_now
+          order by rank limit p_limit) q
+  ) c
+  where tenant.namespace is not null and (t.max_running is null or u.running + c.nth <= t.max_running)
+  order by (u.running + c.nth) / coalesce(t.weight, 1), c.rank
+  limit p_limit
+$$;
+
+-- Claims runnable runs for the idle pods of one gateway.
+create or replace function perdure.dispatch(p_gateway text, p_pods uuid[]) returns table (run_id uuid, epoch int, pod_id uuid) language plpgsql as $$
+declare
+  v_now timestamptz := perdure.now();
+  v_pool record;
+  r perdure.runs;
+begin
+  for v_pool in select p.pool, count(*)::int as idle from perdure.pods p
+      where p.pod_id = any (p_pods) and p.state = 'idle' and p.gateway = p_gateway group by p.pool loop
+    for r in
+      with claimed as materialized (
+        select q.* from perdure.runs q
+        where q.run_id in (select perdure.runnable(v_pool.pool, v_pool.idle, v_now)) and q.state = 'Pending'
+        order by q.run_id for no key update skip locked)
+      select * from claimed order by rank
+    loop
+      -- A later statement than the lock: what it sees includes all that others did to this run.
+      if perdure.admits(r, v_now) is null then
+        r := perdure.grant(r, p_pods, p_gateway, v_now);
+        if r.state = 'Running' then
+          perform perdure.save(r);
+          run_id := r.run_id; epoch := r.epoch; pod_id := r.holder;
+          return next;
+        end if;
+      end if;
+    end loop;
+  end loop;
+end $$;
+
+-- One call a gateway a beat. Gives back the leases that are live, with what their pods must know; a pair that does not come back is lost.
+create or replace function perdure.heartbeat(p_gateway text, p_runs uuid[], p_epochs int[], p_pods uuid[], p_idle uuid[])
+returns table (run_id uuid, cancel boolean, pause boolean) language plpgsql as $$
+declare
+  v_now timestamptz := perdure.now();
+begin
+  update perdure.pods set seen_at = v_now where pod_id in (select p from unnest(p_idle) p order by p) and seen_at < v_now - interval '5 seconds';
+  return query
+  with beats as (
+    update perdure.leases l set beat_at = v_now, gateway = p_gateway
+    from (select * from unnest(p_runs, p_epochs, p_pods) as b(run_id, epoch, pod) order by 1) b
+    where l.run_id = b.run_id and l.epoch = b.epoch and l.holder = b.pod
+    returning l.run_id
+  )
+  select r.run_id, r.cancel_requested, r.paused or r.spec_paused from beats join perdure.runs r using (run_id);
+end $$;
+
+-- Leases of this gateway whose holder has not heard the latest.
+create or replace function perdure.news(p_gateway text)
+returns table (run_id uuid, epoch int, cancel boolean, pause boolean, outcomes jsonb, signals text[]) language sql as $$
+  with fresh as (
+    update perdure.leases set told = poke where gateway = p_gateway and told < poke returning *
+  )
+  select f.run_id, f.epoch, r.cancel_requested, r.paused or r.spec_paused,
+    (select jsonb_object_agg(j.key, perdure.outcome(j.run_id, j.key)) from perdure.journal j
+     where j.run_id = f.run_id and j.kind = 'wait' and j.state <> 'open' and j.epoch = f.epoch),
+    array(select distinct w.name from perdure.wakeups w where w.run_id = f.run_id and w.kind = 'signal' and w.bound_key is null)
+  from fresh f join perdure.runs r using (run_id)
+$$;
+
+-- A pod says hello. Gives the lease that it holds (delivered again), or makes it idle. `refused`: it may not serve.
+create or replace function perdure.pod_hello(p_pod uuid, p_pool text, p_gateway text, p_reuse boolean, p_run uuid, p_epoch int)
+returns table (status text, run_id uuid, epoch int) language plpgsql as $$
+declare
+  v_now timestamptz := perdure.now();
+  v_pod perdure.pods;
+  v_lease perdure.leases;
+begin
+  select l.* into v_lease from perdure.leases l where l.holder = p_pod for update;
+  if found then
+    update perdure.leases l set gateway = p_gateway, beat_at = v_now, poke = poke + 1 where l.run_id = v_lease.run_id;
+    update perdure.pods set gateway = p_gateway, seen_at = v_now where pod_id = p_pod;
+    return query select 'leased', v_lease.run_id, v_lease.epoch;
+    return;
+  end if;
+  insert into perdure.pods (pod_id, pool, state, reuse, gateway, since, seen_at)
+  values (p_pod, p_pool, 'starting', p_reuse, p_gateway, v_now, v_now) on conflict do nothing;
+  select * into v_pod from perdure.pods where pod_id = p_pod for update;
+  if v_pod.pool <> p_pool or v_pod.state = 'retiring' then
+    return query select 'retire', null::uuid, null::int;
+  elsif p_run is not null then
+    -- It believes in a lease that is over. A reusing pod becomes idle by saying so when it has cleaned up.
+    update perdure.pods set gateway = p_gateway, reuse = p_reuse, seen_at = v_now,
+      state = case when p_reuse then state else 'retiring' end where pod_id = p_pod;
+    return query select 'lost', p_run, p_epoch;
+  else
+    update perdure.pods set gateway = p_gateway, reuse = p_reuse, seen_at = v_now, since = v_now,
+      state = case when state in ('starting', 'idle') or p_reuse then 'idle' else 'retiring' end where pod_id = p_pod returning * into v_pod;
+    return query select v_pod.state, null::uuid, null::int;
+  end if;
+end $$;
+
+-- A reusing pod has cleaned up after its run.
+create or replace function perdure.pod_idle(p_pod uuid, p_gateway text) returns text language plpgsql as $$
+declare
+  v_state text;
+begin
+  update perdure.pods p set state = 'idle', gateway = p_gateway, run_id = null, since = perdure.now(), seen_at = perdure.now()
+  where p.pod_id = p_pod and p.state in ('leased', 'idle', 'starting') and not exists (select 1 from perdure.leases l where l.holder = p_pod)
+  returning p.state into v_state;
+  return coalesce(v_state, 'retiring');
+end $$;

@@ -1,0 +1,210 @@
+-- Operations that are not about waits or effects: create, spawn, checkpoint, custom events, finish; signal, cancel, pause, resume; expire.
+
+-- A new run, Pending, with its first event. `p` holds the columns by name and the spec; the gateway has validated it.
+create or replace function perdure.insert_run(p jsonb, p_input bytea, p_now timestamptz) returns perdure.runs language plpgsql as $$
+declare
+  r perdure.runs;
+begin
+  r := jsonb_populate_record(null::perdure.runs, p);
+  r.state := 'Pending';
+  r.reason := 'Queued';
+  r.message := '';
+  r.state_since := p_now;
+  r.created_at := p_now;
+  r.epoch := 0;
+  r.attempt := 1;
+  r.failures := 0; r.losses := 0; r.last_seq := 1; r.worker_seq := 0; r.loss_seq := 0; r.steps := 0;
+  r.root_id := coalesce(r.root_id, r.run_id);
+  r.parent_policy := coalesce(r.parent_policy, 'cancel');
+  r.priority := coalesce(r.priority, 0);
+  r.runnable_at := p_now;
+  r.rank := extract(epoch from p_now) - r.priority * 60.0;
+  r.reasons := jsonb_build_array(jsonb_build_object('kind', 'start', 'at', p_now));
+  r.cancel_requested := false; r.paused := false; r.wake_due := false;
+  r.spec_paused := coalesce(r.spec_paused, false);
+  r.active_ms := 0;
+  r.active_since := p_now;
+  r.expires_at := perdure.expiry(r);
+  insert into perdure.runs select (r).*;
+  insert into perdure.run_specs (run_id, spec, labels, summary, objective, input)
+  values (r.run_id, p -> 'spec', coalesce(p -> 'labels', '{}'), coalesce(p ->> 'summary', ''), coalesce(p ->> 'objective', ''), p_input);
+  insert into perdure.events (run_id, seq, epoch, at, kind, data)
+  values (r.run_id, 1, 0, p_now, 'run.created', jsonb_strip_nulls(jsonb_build_object('to', 'Pending', 'epoch', 0, 'attempt', 1,
+    'name', r.name, 'pool', r.pool, 'parent', r.parent_id)));
+  if r.spec_paused then
+    r := perdure.settle(r, p_now);
+    perform perdure.save(r);
+  end if;
+  return r;
+end $$;
+
+-- Creates runs in one commit; each is answered by itself. An idempotency key or a name that exists inserts nothing.
+create or replace function perdure.create_runs(p_runs jsonb[], p_inputs bytea[], p_blob_ord int[], p_blob_hash bytea[], p_blob_data bytea[])
+returns table (ord int, code text, run_id uuid) language plpgsql as $$
+declare
+  v_now timestamptz := perdure.now();
+  v_old record;
+begin
+  for i in 1 .. cardinality(p_runs) loop
+    ord := i;
+    begin
+      run_id := (perdure.insert_run(p_runs[i], p_inputs[i], v_now)).run_id;
+      code := 'ok';
+      insert into perdure.blobs (run_id, hash, data)
+      select create_runs.run_id, h, d from unnest(p_blob_ord, p_blob_hash, p_blob_data) b(o, h, d) where o = i on conflict do nothing;
+    exception when unique_violation then
+      select q.run_id, q.idempotency_key into v_old from perdure.runs q
+      where q.namespace = p_runs[i] ->> 'namespace' and q.idempotency_key = p_runs[i] ->> 'idempotency_key';
+      if found then
+        code := 'existing';
+        run_id := v_old.run_id;
+      else
+        code := 'name-taken';
+        run_id := null;
+      end if;
+    end;
+    return next;
+  end loop;
+end $$;
+
+create or replace function perdure.op_spawn(r perdure.runs, p_body jsonb, p_input bytea, p_now timestamptz) returns perdure.op_result language plpgsql as $$
+declare
+  v_child text;
+begin
+  select data ->> 'child' into v_child from perdure.journal where run_id = r.run_id and key = p_body ->> 'key';
+  if v_child is not null then
+    return (r, jsonb_build_object('child', v_child, 'existing', true))::perdure.op_result;
+  end if;
+  v_child := p_body -> 'run' ->> 'run_id';
+  r := perdure.log(r, 'child.spawned', jsonb_build_object('key', p_body ->> 'key', 'child', v_child, 'pool', p_body -> 'run' ->> 'pool'), p_now);
+  insert into perdure.journal (run_id, key, kind, name, state, seq, epoch, fingerprint, data)
+  values (r.run_id, p_body ->> 'key', 'spawn', p_body -> 'run' ->> 'pool', 'succeeded', r.last_seq, r.epoch, p_body ->> 'fingerprint',
+    jsonb_build_object('child', v_child));
+  begin
+    perform perdure.insert_run((p_body -> 'run') || jsonb_build_object('parent_id', r.run_id, 'root_id', r.root_id), p_input, p_now);
+  exception when unique_violation then
+    perform perdure.refuse('name-taken', format('a run named %s exists in this namespace', p_body -> 'run' ->> 'name'));
+  end;
+  return (r, jsonb_build_object('child', v_child, 'existing', false))::perdure.op_result;
+end $$;
+
+create or replace function perdure.op_event(r perdure.runs, p_body jsonb, p_payload bytea, p_now timestamptz) returns perdure.op_result language plpgsql as $$
+begin
+  if (p_body ->> 'expectedSeq')::bigint <> r.last_seq then
+    perform perdure.refuse('concurrent-append', format('the log is at %s, not at %s', r.last_seq, p_body ->> 'expectedSeq'));
+  end if;
+  r := perdure.log(r, 'agent.' || (p_body ->> 'kind'), '{}', p_now, p_payload);
+  return (r, jsonb_build_object('seq', r.last_seq))::perdure.op_result;
+end $$;
+
+create or replace function perdure.op_checkpoint(r perdure.runs, p_body jsonb, p_cursor bytea, p_now timestamptz) returns perdure.op_result language plpgsql as $$
+begin
+  r := perdure.log(r, 'checkpoint.saved', jsonb_build_object('type', p_body ->> 'type', 'coversSeq', p_body -> 'coversSeq'), p_now);
+  insert into perdure.checkpoints (run_id, seq, type, cursor, covers_seq, epoch)
+  values (r.run_id, r.last_seq, p_body ->> 'type', p_cursor, (p_body ->> 'coversSeq')::bigint, r.epoch);
+  return (r, jsonb_build_object('seq', r.last_seq))::perdure.op_result;
+end $$;
+
+create or replace function perdure.op_finish(r perdure.runs, p_body jsonb, p_output bytea, p_now timestamptz) returns perdure.op_result language plpgsql as $$
+declare
+  v_type text := coalesce(p_body -> 'error' ->> 'type', '');
+  v_message text := left(coalesce(p_body -> 'error' ->> 'message', ''), 2000);
+begin
+  case p_body ->> 'outcome'
+    when 'succeeded' then
+      if r.cancel_requested then
+        perform perdure.refuse('cancel-requested', 'a cancel was committed before this completion');
+      end if;
+      r.result := p_output;
+      r := perdure.move(r, 'succeed', 'Succeeded', '', p_now);
+    when 'failed' then
+      r.error := p_body -> 'error';
+      r := case when r.cancel_requested then perdure.move(r, 'cancel', 'Cancelled', v_message, p_now)
+                else perdure.move(r, 'fail', coalesce(nullif(v_type, ''), 'Failed'), v_message, p_now) end;
+    when 'retry' then
+      r := perdure.attempt_failed(r, v_type, v_message, p_now);
+    when 'stalled' then
+      r := perdure.attempt_failed(r, 'Stalled', v_message, p_now);
+    when 'cancelled' then
+      if not r.cancel_requested then
+        perform perdure.refuse('illegal-transition', 'no cancel was requested; fail the run, or cancel it through the public API');
+      end if;
+      r := perdure.move(r, 'cancel', 'Cancelled', '', p_now);
+    when 'paused' then
+      if r.paused or r.spec_paused then
+        r.wake_due := true;
+        r.reasons := '[{"kind": "resume"}]';
+        r := perdure.move(r, 'pause', 'Paused', '', p_now);
+      else
+        r := perdure.move(r, 'yield', 'Resumed', '', p_now);
+      end if;
+  end case;
+  r := perdure.settle(r, p_now);
+  return (r, jsonb_build_object('state', r.state))::perdure.op_result;
+end $$;
+
+create or replace function perdure.op_signal(r perdure.runs, p_body jsonb, p_payload bytea, p_now timestamptz) returns perdure.op_result language plpgsql as $$
+declare
+  v_source text := (p_body ->> 'name') || '/' || (p_body ->> 'id');
+  v_seq bigint;
+begin
+  select seq into v_seq from perdure.wakeups where run_id = r.run_id and kind = 'signal' and source = v_source;
+  if found then
+    return (r, jsonb_build_object('seq', v_seq, 'duplicate', true, 'state', r.state))::perdure.op_result;
+  elsif perdure.terminal(r.state) then
+    perform perdure.refuse('run-finished', format('the run is %s', r.state));
+  end if;
+  r := perdure.log(r, 'signal.received', jsonb_build_object('name', p_body ->> 'name', 'id', p_body ->> 'id'), p_now);
+  v_seq := r.last_seq;
+  insert into perdure.wakeups (run_id, kind, source, name, id, payload, at, seq)
+  values (r.run_id, 'signal', v_source, p_body ->> 'name', p_body ->> 'id', p_payload, p_now, v_seq);
+  if r.state = 'Running' then
+    perform perdure.poke(r);
+  end if;
+  r := perdure.settle(r, p_now);
+  return (r, jsonb_build_object('seq', v_seq, 'duplicate', false, 'state', r.state))::perdure.op_result;
+end $$;
+
+-- cancel, pause, resume: the verbs of a person. Saying it again changes nothing.
+create or replace function perdure.op_verb(r perdure.runs, p_verb text, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
+begin
+  if perdure.terminal(r.state) then
+    if r.state = 'Cancelled' and p_verb = 'cancel' then
+      return (r, jsonb_build_object('state', r.state))::perdure.op_result;
+    end if;
+    perform perdure.refuse('run-finished', format('the run is %s', r.state));
+  end if;
+  if p_verb = 'cancel' and not r.cancel_requested then
+    r.cancel_requested := true;
+    r.cancel_due_at := perdure.cancel_due(r, p_now);
+    r := perdure.log(r, 'run.cancel_requested', p_body, p_now);
+  elsif p_verb = 'pause' and not r.paused then
+    r.paused := true;
+    r := perdure.log(r, 'run.pause_requested', p_body, p_now);
+  elsif p_verb = 'resume' and r.paused then
+    r.paused := false;
+    r.losses := 0;
+    r := perdure.log(r, 'run.resume_requested', p_body, p_now);
+    perform perdure.poke(r);
+  end if;
+  r := perdure.settle(r, p_now);
+  return (r, jsonb_build_object('state', r.state))::perdure.op_result;
+end $$;
+
+-- The lease (epoch) is over without a word from the worker. `gone`: its pod was seen terminated. `silent`: only if the heartbeats are
+-- as old as the reaper believes; one may have come since it looked.
+create or replace function perdure.op_expire(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
+declare
+  l perdure.leases;
+begin
+  select * into l from perdure.leases where run_id = r.run_id and epoch = (p_body ->> 'leaseEpoch')::int;
+  if not found or l.beat_at > p_now - coalesce((p_body ->> 'silentSeconds')::double precision, 0) * interval '1 second' then
+    return (r, jsonb_build_object('expired', false))::perdure.op_result;
+  end if;
+  r := perdure.worker_lost(r, p_body ->> 'reason', p_now);
+  if coalesce((p_body ->> 'gone')::boolean, false) then
+    perform perdure.executor_terminated(l.holder);
+  end if;
+  r := perdure.settle(r, p_now);
+  return (r, jsonb_build_object('expired', true))::perdure.op_result;
+end $$;

@@ -1,0 +1,173 @@
+-- The one way in which existing runs change: a batch of operations of many runs in one commit.
+--
+-- Rules of the batch:
+--   1. First lock, in the order of run ids; runs that somebody else has locked are left out and answered `busy` (the gateway's slow lane
+--      takes them one by one, waiting for the lock). So two batches never wait for each other in a circle.
+--   2. Look in later statements only. Under READ COMMITTED a statement that had to wait still sees its old snapshot elsewhere.
+--   3. Every operation is answered by a code of its own; a refusal rolls back that operation alone. Anything unexpected aborts the batch,
+--      and the gateway runs its operations one by one, so that one bad operation harms nobody else.
+--   4. The operations of one run are in at most one batch at a time and in order. The gateway sees to that.
+-- A worker's operation is fenced by (epoch, holder): compared here, under the lock, never by a clock.
+
+-- The lock of the batch. `p_wait`: the slow lane (lock_timeout bounds it).
+create or replace function perdure.lock_runs(p_runs uuid[], p_wait boolean) returns setof uuid language plpgsql set lock_timeout = '2s' as $$
+begin
+  if p_wait then
+    return query select q.run_id from perdure.runs q where q.run_id = any (p_runs) order by q.run_id for no key update;
+  else
+    return query select q.run_id from perdure.runs q where q.run_id = any (p_runs) order by q.run_id for no key update skip locked;
+  end if;
+end $$;
+
+-- Journals step outcomes, set-based: the hot path. Arrays are by operation; s_* are dirty slices and b_* blobs, by the operation's number.
+create or replace function perdure.journal_batch(
+  p_run uuid[], p_epoch int[], p_holder uuid[], p_req uuid[], p_key text[], p_name text[], p_state text[], p_fingerprint text[],
+  p_phase text[], p_attempts int[], p_output bytea[], p_error jsonb[],
+  s_ord int[], s_name text[], s_append boolean[], s_version int[], s_value bytea[],
+  b_ord int[], b_run uuid[], b_hash bytea[], b_data bytea[], p_wait boolean)
+returns table (ord int, code text, seq bigint, existing boolean) language plpgsql as $$
+declare
+  v_now timestamptz;
+  v_locked uuid[] := array(select perdure.lock_runs(p_run, p_wait));
+begin
+  v_now := perdure.now();
+  return query
+  with ops as (
+    select o.*, r.last_seq, r.state as run_state, j.seq as old_seq, j.request_id as old_req,
+      case
+        when j.key is not null then 'existing'
+        when r.run_id is null then case when exists (select 1 from perdure.runs x where x.run_id = o.run) then 'busy' else 'run-not-found' end
+        when r.state <> 'Running' then case when perdure.terminal(r.state) then 'run-finished' else 'lease-lost' end
+        when r.epoch <> o.epoch or r.holder <> o.holder then 'lease-lost'
+        when r.expires_at <= v_now then case when r.cancel_due_at <= v_now then 'cancel-requested' else 'deadline-exceeded' end
+        when row_number() over (partition by o.run, o.key order by o.n) > 1 then 'busy'
+        else 'ok'
+      end as verdict
+    from unnest(p_run, p_epoch, p_holder, p_req, p_key, p_name, p_state, p_fingerprint, p_phase, p_attempts, p_output, p_error) with ordinality
+         as o(run, epoch, holder, req, key, name, state, fingerprint, phase, attempts, output, error, n)
+    left join perdure.runs r on r.run_id = o.run and r.run_id = any (v_locked)
+    left join perdure.journal j on j.run_id = o.run and j.key = o.key
+  ), accepted as materialized (
+    select *, last_seq + row_number() over (partition by run order by n) as new_seq from ops where verdict = 'ok'
+  ), moved as (
+    update perdure.runs r set last_seq = a.top, worker_seq = a.top, steps = r.steps + a.done
+    from (select run, max(new_seq) as top, count(*)::int as done from accepted group by run) a where r.run_id = a.run
+  ), logged as (
+    insert into perdure.events (run_id, seq, epoch, at, kind, data)
+    select run, new_seq, epoch, v_now, 'step.' || state, jsonb_build_object('key', key, 'name', name) from accepted
+  ), journaled as (
+    insert into perdure.journal (run_id, key, kind, name, state, seq, epoch, request_id, fingerprint, phase, attempts, output, error)
+    select run, key, 'step', name, state, new_seq, epoch, req, fingerprint, phase, attempts, output, error from accepted
+  ), sliced as (
+    insert into perdure.slices (run_id, name, seq, append, version, value)
+    select a.run, s.name, a.new_seq, s.append, s.version, s.value
+    from unnest(s_ord, s_name, s_append, s_version, s_value) s(o, name, append, version, value) join accepted a on a.n = s.o
+  ), stored as (
+    insert into perdure.blobs (run_id, hash, data)
+    select distinct on (b.run, b.hash) b.run, b.hash, b.data from unnest(b_ord, b_run, b_hash, b_data) b(o, run, hash, data) join accepted a on a.n = b.o
+    on conflict do nothing
+  )
+  select ops.n::int, case when ops.verdict = 'existing' then 'ok' else ops.verdict end, coalesce(a.new_seq, ops.old_seq),
+    ops.old_seq is not null and ops.old_req is distinct from ops.req
+  from ops left join accepted a using (n);
+end $$;
+
+-- One operation of a locked run. The row comes in as it is and goes back as it shall be.
+create or replace function perdure.operate(r perdure.runs, p_kind text, p_fenced boolean, p_body jsonb, p_payload bytea, p_now timestamptz)
+returns perdure.op_result language plpgsql as $$
+begin
+  return case p_kind
+    when 'wait' then perdure.op_wait(r, p_body, p_now)
+    when 'suspend' then perdure.op_suspend(r, p_body, p_now)
+    when 'activity.begin' then perdure.op_activity_begin(r, p_body, p_payload, p_now)
+    when 'activity.end' then perdure.op_activity_end(r, p_fenced, p_body, p_payload, p_now)
+    when 'activity.resolve' then perdure.op_activity_resolve(r, p_body, p_payload, p_now)
+    when 'spawn' then perdure.op_spawn(r, p_body, p_payload, p_now)
+    when 'event' then perdure.op_event(r, p_body, p_payload, p_now)
+    when 'checkpoint' then perdure.op_checkpoint(r, p_body, p_payload, p_now)
+    when 'finish' then perdure.op_finish(r, p_body, p_payload, p_now)
+    when 'signal' then perdure.op_signal(r, p_body, p_payload, p_now)
+    when 'cancel' then perdure.op_verb(r, 'cancel', p_body, p_now)
+    when 'pause' then perdure.op_verb(r, 'pause', p_body, p_now)
+    when 'resume' then perdure.op_verb(r, 'resume', p_body, p_now)
+    when 'expire' then perdure.op_expire(r, p_body, p_now)
+    when 'settle' then (perdure.settle(r, p_now), '{}'::jsonb)::perdure.op_result
+  end;
+end $$;
+
+-- All other operations, one after the other. p_epoch null: not a worker's (signal, cancel, timer, reaper), so there is no fence.
+-- p_idle: this gateway's idle pods, for the direct path.
+create or replace function perdure.control_batch(
+  p_run uuid[], p_epoch int[], p_holder uuid[], p_req uuid[], p_kind text[], p_body jsonb[], p_payload bytea[],
+  s_ord int[], s_name text[], s_append boolean[], s_version int[], s_value bytea[],
+  b_ord int[], b_run uuid[], b_hash bytea[], b_data bytea[], p_idle uuid[], p_gateway text, p_wait boolean)
+returns table (ord int, code text, detail text, answer jsonb, state text, leased uuid, epoch int) language plpgsql as $$
+declare
+  v_now timestamptz;
+  v_locked uuid[] := array(select perdure.lock_runs(p_run, p_wait));
+  r perdure.runs;
+  v_before perdure.runs;
+  v_fenced boolean;
+  v_old perdure.requests;
+  v_result perdure.op_result;
+begin
+  for i in 1 .. cardinality(p_run) loop
+    ord := i; detail := ''; answer := '{}'; state := null; leased := null; epoch := null; code := 'ok';
+    if p_run[i] <> all (v_locked) then
+      code := case when exists (select 1 from perdure.runs q where q.run_id = p_run[i]) then 'busy' else 'run-not-found' end;
+      return next;
+      continue;
+    end if;
+    v_now := perdure.now();
+    select q.* into r from perdure.runs q where q.run_id = p_run[i];
+    v_before := r;
+    select q.* into v_old from perdure.requests q where q.run_id = p_run[i] and q.request_id = p_req[i];
+    if found then
+      code := v_old.code; answer := v_old.answer; state := r.state;
+      return next;
+      continue;
+    end if;
+    v_fenced := p_epoch[i] is not null and r.state = 'Running' and r.epoch = p_epoch[i] and r.holder = p_holder[i];
+    begin
+      if p_epoch[i] is not null and not v_fenced and p_kind[i] <> 'activity.end' then
+        perform perdure.refuse(case when perdure.terminal(r.state) then 'run-finished' else 'lease-lost' end,
+          format('this is epoch %s; the run is %s at epoch %s', p_epoch[i], r.state, r.epoch));
+      end if;
+      if v_fenced and r.expires_at <= v_now and p_kind[i] not in ('activity.end', 'finish') then
+        -- The worker hears of it now; what is due is done in this commit.
+        code := case when r.cancel_due_at <= v_now then 'cancel-requested' else 'deadline-exceeded' end;
+        r := perdure.settle(r, v_now);
+      else
+        v_result := perdure.operate(r, p_kind[i], v_fenced, p_body[i], p_payload[i], v_now);
+        r := v_result.r;
+        answer := v_result.answer;
+        insert into perdure.slices (run_id, name, seq, append, version, value)
+        select r.run_id, n, r.last_seq, a, v, x from unnest(s_ord, s_name, s_append, s_version, s_value) s(o, n, a, v, x)
+        where o = i and v_fenced on conflict do nothing;
+        insert into perdure.blobs (run_id, hash, data)
+        select br, h, d from unnest(b_ord, b_run, b_hash, b_data) b(o, br, h, d) where o = i on conflict do nothing;
+      end if;
+      if v_fenced then
+        r.worker_seq := r.last_seq;
+      end if;
+      if r.state = 'Pending' and cardinality(p_idle) > 0 then
+        r := perdure.grant_directly(r, p_idle, p_gateway, v_now);
+        if r.state = 'Running' then
+          leased := r.holder; epoch := r.epoch;
+        end if;
+      end if;
+      if r is distinct from v_before then
+        perform perdure.save(r);
+      end if;
+      if p_req[i] is not null and r.last_seq > v_before.last_seq then
+        insert into perdure.requests (run_id, request_id, code, answer, at) values (r.run_id, p_req[i], code, answer, v_now);
+      end if;
+    exception when sqlstate 'PD001' then
+      code := sqlerrm;
+      get stacked diagnostics detail = pg_exception_detail;
+      answer := '{}'; leased := null; epoch := null; r := v_before;
+    end;
+    state := r.state;
+    return next;
+  end loop;
+end $$;

@@ -1,0 +1,322 @@
+"""The Postgres adapter: one object that a gateway, an operator or the local mode holds.
+
+It owns the connection pool and nothing else; every method is one SQL function or query of this package, one round trip and at most one
+commit. What may change a run goes through ``journal`` and ``control`` (``sql/60_batch.sql``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from perdure_operator.store import batch, context, reads, verify
+from perdure_operator.store.errors import translated
+from perdure_operator.store.operations import Control, JournalStep, Outcome
+from perdure_operator.store.payload import Payloads, encode
+
+_json = msgspec.json.Encoder(enc_hook=str)
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A validated run to create: ``columns`` by the names of ``perdure.runs`` and ``perdure.run_specs``; ``input`` is JSON."""
+
+    columns: dict[str, Any]
+    input: bytes
+
+    @property
+    def run_id(self) -> UUID:
+        return UUID(str(self.columns["run_id"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """``code``: ok, existing (same idempotency key) or name-taken."""
+
+    code: str
+    run: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    run: UUID
+    epoch: int
+    pod: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class PodStatus:
+    """``status``: idle, leased (deliver run and epoch), lost (what it believed in is over), retire."""
+
+    status: str
+    run: UUID | None = None
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    run: UUID
+    epoch: int
+    pod: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    run: UUID
+    cancel: bool
+    pause: bool
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Something that the holder of a lease must hear. ``outcomes``: decided waits of this epoch, payloads in stored form."""
+
+    run: UUID
+    epoch: int
+    cancel: bool
+    pause: bool
+    outcomes: dict[str, Any]
+    signals: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SilentLease:
+    run: UUID
+    epoch: int
+    pod: UUID
+    silent_seconds: float
+    live: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDemand:
+    """What a pool has and needs. Counts are of runs (``runnable``) and pods; ``retiring`` are pods that should go."""
+
+    pool: str
+    spec: dict[str, Any]
+    runnable: int
+    idle: int
+    starting: int
+    leased: int
+    retiring: list[UUID]
+
+
+class Store:
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+
+    @classmethod
+    async def connect(cls, dsn: str, *, connections: int = 8, prepared_statements: bool = True) -> Self:
+        """``prepared_statements`` False for a PgBouncer older than 1.21 in transaction mode. Raises Unavailable."""
+        with translated():
+            pool = await asyncpg.create_pool(
+                dsn,
+                min_size=1,
+                max_size=connections,
+                command_timeout=30,
+                max_inactive_connection_lifetime=60,
+                statement_cache_size=100 if prepared_statements else 0,
+                server_settings={"application_name": "perdure"},
+            )
+        return cls(pool)
+
+    async def close(self) -> None:
+        self._pool.terminate()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy]:
+        with translated():
+            async with self._pool.acquire(timeout=10) as connection:
+                yield connection
+
+    # ------------------------------------------------------------------------------------------------ changing runs
+
+    async def journal(self, steps: Sequence[JournalStep], *, wait: bool = False) -> list[Outcome]:
+        async with self.connection() as connection:
+            return await batch.journal(connection, steps, wait=wait)
+
+    async def control(
+        self, operations: Sequence[Control], *, wait: bool = False, idle: Sequence[UUID] = (), gateway: str = ""
+    ) -> list[Outcome]:
+        """``idle``: pods connected to ``gateway`` that the direct path may use."""
+        async with self.connection() as connection:
+            return await batch.control(connection, operations, wait=wait, idle=idle, gateway=gateway)
+
+    async def create_runs(self, runs: Sequence[NewRun]) -> list[Created]:
+        """All in one commit, each answered by itself."""
+        inputs, blobs = [], []
+        for n, run in enumerate(runs, 1):
+            stored, blob = encode(run.run_id, run.input)
+            inputs.append(stored)
+            if blob is not None:
+                blobs.append((n, blob.hash, blob.data))
+        async with self.connection() as connection:
+            rows = await connection.fetch(
+                "select * from perdure.create_runs($1, $2, $3, $4, $5)",
+                [_json.encode(run.columns).decode() for run in runs],
+                inputs,
+                *([b[i] for b in blobs] for i in range(3)),
+            )
+        return [Created(row["code"], row["run_id"]) for row in rows]
+
+    # ------------------------------------------------------------------------------------------------ leases and pods
+
+    async def dispatch(self, gateway: str, pods: Sequence[UUID]) -> list[Grant]:
+        async with self.connection() as connection:
+            rows = await connection.fetch("select * from perdure.dispatch($1, $2)", gateway, list(pods))
+        return [Grant(row["run_id"], row["epoch"], row["pod_id"]) for row in rows]
+
+    async def heartbeat(self, gateway: str, beats: Sequence[Beat], idle: Sequence[UUID]) -> list[Alive]:
+        """The leases among ``beats`` that are live; what does not come back is lost."""
+        async with self.connection() as connection:
+            rows = await connection.fetch(
+                "select * from perdure.heartbeat($1, $2, $3, $4, $5)",
+                gateway,
+                [b.run for b in beats],
+                [b.epoch for b in beats],
+                [b.pod for b in beats],
+                list(idle),
+            )
+        return [Alive(row["run_id"], row["cancel"], row["pause"]) for row in rows]
+
+    async def news(self, gateway: str) -> list[News]:
+        async with self.connection() as connection:
+            rows = await connection.fetch("select * from perdure.news($1)", gateway)
+        return [
+            News(
+                row["run_id"],
+                row["epoch"],
+                row["cancel"],
+                row["pause"],
+                msgspec.json.decode(row["outcomes"]) if row["outcomes"] else {},
+                list(row["signals"]),
+            )
+            for row in rows
+        ]
+
+    async def pod_hello(self, pod: UUID, pool: str, gateway: str, *, reuse: bool, run: UUID | None, epoch: int | None) -> PodStatus:
+        async with self.connection() as connection:
+            [row] = await connection.fetch("select * from perdure.pod_hello($1, $2, $3, $4, $5, $6)", pod, pool, gateway, reuse, run, epoch)
+        status = {"leased": "leased", "idle": "idle", "lost": "lost"}.get(row["status"], "retire")
+        return PodStatus(status, row["run_id"], row["epoch"])
+
+    async def pod_idle(self, pod: UUID, gateway: str) -> bool:
+        """A reusing pod has cleaned up. False: it must retire."""
+        async with self.connection() as connection:
+            return bool(await connection.fetchval("select perdure.pod_idle($1, $2)", pod, gateway) == "idle")
+
+    async def register_pod(self, pod: UUID, pool: str) -> None:
+        async with self.connection() as connection:
+            await connection.execute(
+                "insert into perdure.pods (pod_id, pool, state, since, seen_at) values ($1, $2, 'starting', perdure.now(), perdure.now()) "
+                "on conflict do nothing",
+                pod,
+                pool,
+            )
+
+    async def pod_gone(self, pod: UUID, reason: str) -> list[UUID]:
+        """The pod was seen terminated: its row goes and its lease ends at once. Gives the runs that lost their worker."""
+        async with self.connection() as connection:
+            rows = await connection.fetch("select * from perdure.pod_gone($1)", pod)
+            if rows:
+                body = {"reason": reason, "gone": True}
+                await batch.control(
+                    connection,
+                    [Control(row["run_id"], "expire", body | {"leaseEpoch": row["epoch"]}) for row in rows],
+                    wait=True,
+                )
+        return [row["run_id"] for row in rows]
+
+    async def retire_idle(self, pool: str, count: int) -> list[UUID]:
+        async with self.connection() as connection:
+            return [row[0] for row in await connection.fetch("select * from perdure.retire_idle($1, $2)", pool, count)]
+
+    async def retiring_pods(self, pods: Sequence[UUID]) -> list[UUID]:
+        """Which of these pods should end."""
+        async with self.connection() as connection:
+            return [
+                row[0]
+                for row in await connection.fetch(
+                    "select pod_id from perdure.pods where pod_id = any ($1) and state = 'retiring'", list(pods)
+                )
+            ]
+
+    # ------------------------------------------------------------------------------------------------------------ pools
+
+    async def upsert_pool(self, namespace: str, name: str, spec: dict[str, Any], max_running: int | None) -> None:
+        async with self.connection() as connection:
+            await connection.execute(
+                "insert into perdure.pools (pool, namespace, name, spec, max_running, updated_at) values ($1, $2, $3, $4, $5, perdure.now()) "
+                "on conflict (pool) do update set spec = excluded.spec, max_running = excluded.max_running, updated_at = excluded.updated_at",
+                f"{namespace}/{name}",
+                namespace,
+                name,
+                _json.encode(spec).decode(),
+                max_running,
+            )
+
+    async def pools(self) -> dict[str, dict[str, Any]]:
+        """Spec of every pool, by namespace/name."""
+        async with self.connection() as connection:
+            rows = await connection.fetch("select pool, spec from perdure.pools order by pool")
+        return {row["pool"]: msgspec.json.decode(row["spec"]) for row in rows}
+
+    async def pool_demand(self) -> list[PoolDemand]:
+        async with self.connection() as connection:
+            rows = await connection.fetch("select * from perdure.pool_demand()")
+        return [
+            PoolDemand(
+                row["pool"], msgspec.json.decode(row["spec"]), row["runnable"], row["idle"], row["starting"], row["leased"], row["retiring"]
+            )
+            for row in rows
+        ]
+
+    # --------------------------------------------------------------------------------------------------------- services
+
+    async def due_runs(self, limit: int = 256) -> list[UUID]:
+        async with self.connection() as connection:
+            return [row[0] for row in await connection.fetch("select * from perdure.due_runs($1)", limit)]
+
+    async def unapplied_runs(self, limit: int = 256) -> list[UUID]:
+        async with self.connection() as connection:
+            return [row[0] for row in await connection.fetch("select * from perdure.unapplied_runs($1)", limit)]
+
+    async def missed_wakes(self, older_seconds: float) -> list[UUID]:
+        async with self.connection() as connection:
+            return [row[0] for row in await connection.fetch("select * from perdure.missed_wakes($1)", older_seconds)]
+
+    async def silent_leases(self, lease_seconds: float) -> list[SilentLease]:
+        async with self.connection() as connection:
+            rows = await connection.fetch("select * from perdure.silent_leases($1)", lease_seconds)
+        return [SilentLease(*row.values()) for row in rows]
+
+    # ------------------------------------------------------------------------------------------------------------ reads
+
+    async def context(self, run: UUID) -> context.Context:
+        """All that the next worker of this run needs. Raises RunNotFound."""
+        async with self.connection() as connection:
+            return await context.load(connection, run)
+
+    async def payloads(self, stored: Sequence[bytes | None]) -> Payloads:
+        found = Payloads()
+        found.want(stored)
+        async with self.connection() as connection:
+            await found.load(connection)
+        return found
+
+    @asynccontextmanager
+    async def reader(self) -> AsyncIterator[reads.Reader]:
+        """Queries for people and programs; see reads.py."""
+        async with self.connection() as connection:
+            yield reads.Reader(connection)
+
+    async def verify(self) -> list[verify.Violation]:
+        """The invariants, each as a query. Empty: all hold."""
+        async with self.connection() as connection:
+            return await verify.check(connection)
