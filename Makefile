@@ -17,7 +17,7 @@ STAMP := .venv/.made-$(shell (pwd; cat requirements/dev.lock pyproject.toml) 2>/
 COMPILE = .venv/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 	--custom-compile-command "make lock" pyproject.toml
 
-.PHONY: help venv up dev test lint fmt verify bench lock clean
+.PHONY: help venv up dev test lint fmt verify generate bench lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -68,6 +68,9 @@ fmt: venv ## format and fix what can be fixed
 verify: venv ## generated files still agree with their source
 	$(SAY) "generated files"
 	@$(PY) -m perdure_operator.cli.generate --check
+
+generate: venv ## write the files that are generated from code
+	@$(PY) -m perdure_operator.cli.generate
 
 bench: venv ## benchmarks; results as JSON in bench/results
 	@$(PY) -m bench

@@ -1,4 +1,7 @@
-"""What a process is told by its environment. Every variable starts with ``PERDURE_``; a wrong value ends the process with a message that names it."""
+"""What a process is told by its environment.
+
+Every variable starts with ``PERDURE_``; a wrong value ends the process with a message that names it.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,11 @@ class GatewayConfig:
         return cls(
             dsn=required(env, "PERDURE_DSN"),
             host=host,
-            port=int(_number(env, "PERDURE_LISTEN", port, 0, 65535)),
+            port=int(_number("PERDURE_LISTEN", port, 0, 65535)),
             name=env.get("PERDURE_GATEWAY_NAME") or f"{socket.gethostname()}-{os.getpid()}",
             token_secret_file=Path(required(env, "PERDURE_TOKEN_SECRET_FILE")),
-            lease_seconds=_number(env, "PERDURE_LEASE_SECONDS", env.get("PERDURE_LEASE_SECONDS", "15"), 0.5, 3600),
-            connections=int(_number(env, "PERDURE_CONNECTIONS", env.get("PERDURE_CONNECTIONS", "10"), 6, 200)),
+            lease_seconds=_number("PERDURE_LEASE_SECONDS", env.get("PERDURE_LEASE_SECONDS", "15"), 0.5, 3600),
+            connections=int(_number("PERDURE_CONNECTIONS", env.get("PERDURE_CONNECTIONS", "10"), 6, 200)),
             prepared_statements=env.get("PERDURE_PREPARED_STATEMENTS", "on") != "off",
         )
 
@@ -48,7 +51,7 @@ def required(env: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _number(env: Mapping[str, str], name: str, text: str, low: float, high: float) -> float:
+def _number(name: str, text: str, low: float, high: float) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -24,7 +24,7 @@ roles:
 
 async def _migrate() -> None:
     applied = await migrate(required(os.environ, "PERDURE_DSN"))
-    print("applied: " + (", ".join(applied) or "nothing, the schema is current"))
+    sys.stdout.write(f"applied: {', '.join(applied) or 'nothing, the schema is current'}\n")
 
 
 def main() -> None:

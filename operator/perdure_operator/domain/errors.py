@@ -163,7 +163,7 @@ def _all(cls: type[PerdureError]) -> list[type[PerdureError]]:
     return [cls, *(found for sub in cls.__subclasses__() for found in _all(sub))]
 
 
-BY_CODE: dict[str, type[PerdureError]] = {cls.code: cls for cls in _all(PerdureError) if cls not in (PerdureError,)}
+BY_CODE: dict[str, type[PerdureError]] = {cls.code: cls for cls in _all(PerdureError) if cls is not PerdureError}
 
 
 def from_code(code: str, detail: str = "") -> PerdureError:

@@ -1,7 +1,7 @@
 """The identity of an effect: its class, its key and its fingerprint (E2, E3).
 
-A key says "the same effect"; the fingerprint says "the same call". Both are computed here, on the server's side, from the arguments that the
-agent sent, so that every language gets the same key for the same call.
+A key says "the same effect"; the fingerprint says "the same call". Both are computed here, on the server's side, from the arguments
+that the agent sent, so that every language gets the same key for the same call.
 """
 
 from __future__ import annotations

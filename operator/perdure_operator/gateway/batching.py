@@ -1,10 +1,10 @@
 """Group commit: operations of many runs, queued here, go to Postgres as one call and one commit.
 
-Rules (with ``store/sql/60_batch.sql``): a run's operations are in at most one batch at a time and in the order they came, so a later one
-never commits before an earlier one. Step outcomes travel in batches of their own, set-based. A run that somebody else has locked goes to the
-slow lane, where one operation at a time waits for the lock. An unexpected error reruns the batch one by one, so a bad operation harms only
-itself. A lost answer is tried again with the same request ids; when that takes too long, the operation and all that queue behind it for the same run
-are refused as ``unavailable``, and the caller resends them in order.
+Rules (with ``store/sql/60_batch.sql``): a run's operations are in at most one batch at a time and in the order they came, so a later
+one never commits before an earlier one. Step outcomes travel in batches of their own, set-based. A run that somebody else has locked
+goes to the slow lane, where one operation at a time waits for the lock. An unexpected error reruns the batch one by one, so a bad
+operation harms only itself. A lost answer is tried again with the same request ids; when that takes too long, the operation and all
+that queue behind it for the same run are refused as ``unavailable``, and the caller resends them in order.
 """
 
 from __future__ import annotations

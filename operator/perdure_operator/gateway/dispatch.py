@@ -1,13 +1,14 @@
 """Brings runnable runs to the idle pods connected here, straight from Postgres.
 
-While there are idle pods it asks every few milliseconds (an index probe when nothing is queued), and at once when something in this process
-made a run runnable or a pod idle. No NOTIFY: it serializes commits. With no idle pod it asks for nothing. Also carries news to the holders of leases: what
-another gateway or a service did to a run that is held here.
+While there are idle pods it asks every few milliseconds (an index probe when nothing is queued), and at once when something in this
+process made a run runnable or a pod idle. No NOTIFY: it serializes commits. With no idle pod it asks for nothing. Also carries news
+to the holders of leases: what another gateway or a service did to a run that is held here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import structlog
 
@@ -55,10 +56,8 @@ class Dispatcher:
                 except PerdureError as error:
                     log.warning("dispatch failed", error=str(error))
                     pause = OUTAGE_SECONDS
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._kicked.wait(), pause if idle else None)
-            except TimeoutError:
-                pass
             if not idle:
                 self._kicked.clear()
 
@@ -72,10 +71,8 @@ class Dispatcher:
                 except PerdureError as error:
                     log.warning("news could not be read", error=str(error))
                     pause = OUTAGE_SECONDS
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), pause)
-            except TimeoutError:
-                pass
             self._news.clear()
 
     async def _tell(self, hub: Hub, news: News) -> None:

@@ -1,7 +1,7 @@
 """The pods connected to this gateway: one msgpack WebSocket each, on which an idle pod waits and a pod at work sends its operations.
 
-A pod's operations are answered in the order in which their commits come back; the sidecar matches them by id. Frames to a pod go through one
-sender task, so a slow pod delays nobody else.
+A pod's operations are answered in the order in which their commits come back; the sidecar matches them by id. Frames to a pod go
+through one sender task, so a slow pod delays nobody else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ends leases whose holders have fallen silent: the only place where a lease expires by time, and by the database's clock.
 
-It must not take our own outage for everybody's death (R6). It expires nothing until it has itself looked without a gap for one whole lease, for
-only then had every live pod the chance to beat; and when an unusual share of all leases is due at once, it holds and says so.
+It must not take our own outage for everybody's death (R6). It expires nothing until it has itself looked without a gap for one whole
+lease, for only then had every live pod the chance to beat; and when an unusual share of all leases is due at once, it holds and says so.
 """
 
 from __future__ import annotations

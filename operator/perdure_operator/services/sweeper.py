@@ -1,5 +1,7 @@
-"""A net below the wakes: finds suspended runs that should have been woken. Suspend and wake exclude each other by the run's lock, so a hit is a bug and is
-counted and logged as one; the run goes on all the same."""
+"""A net below the wakes: finds suspended runs that should have been woken.
+
+Suspend and wake exclude each other by the run's lock, so a hit is a bug and is counted and logged as one; the run goes on all the same.
+"""
 
 from __future__ import annotations
 

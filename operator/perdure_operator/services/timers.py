@@ -1,5 +1,7 @@
-"""Finds what the clock made due, timers, wait timeouts and deadlines, and settles those runs. Suspended runs cost nothing in between: the question is one
-probe of a partial index, however many sleep."""
+"""Finds what the clock made due (timers, wait timeouts, deadlines) and settles those runs.
+
+Suspended runs cost nothing in between: the question is one probe of a partial index, however many sleep.
+"""
 
 from __future__ import annotations
 

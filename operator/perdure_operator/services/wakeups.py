@@ -1,9 +1,13 @@
-"""Applies wakeups that one run inserted for another: child done, cancel. The inserting transaction never locks the target; this one locks only the
-target. Kicked by this process's own commits, and looking on its own for those of others."""
+"""Applies wakeups that one run inserted for another: child done, cancel.
+
+The inserting transaction never locks the target; this one locks only the target. Kicked by this process's own commits, and looking on
+its own for those of others.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import structlog
 
@@ -38,7 +42,5 @@ class WakeupApplier:
             except PerdureError as error:
                 log.warning("wakeups could not be applied", error=str(error))
                 pause = 0.5
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._kicked.wait(), pause)
-            except TimeoutError:
-                pass

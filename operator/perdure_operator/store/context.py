@@ -58,7 +58,8 @@ class Context:
 
 
 _RUN = """
-select r.run_id, r.namespace, r.name, r.pool, r.epoch, r.attempt, r.last_seq, r.parent_id, r.root_id, r.cancel_requested, r.paused or r.spec_paused as pause,
+select r.run_id, r.namespace, r.name, r.pool, r.epoch, r.attempt, r.last_seq, r.parent_id, r.root_id,
+  r.cancel_requested, r.paused or r.spec_paused as pause,
   r.deadline_at, r.expires_at, r.reasons, r.grace_seconds, r.stall_seconds, s.objective, s.spec, s.input
 from perdure.runs r join perdure.run_specs s using (run_id) where r.run_id = $1
 """

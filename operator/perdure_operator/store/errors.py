@@ -1,6 +1,7 @@
 """Translates what asyncpg raises into Perdure's typed errors, in one place.
 
-A statement whose answer was lost is *unknown*: it may have been committed. That is ``Unavailable``, and callers send the same request id again.
+A statement whose answer was lost is *unknown*: it may have been committed. That is ``Unavailable``, and callers send the same request
+id again.
 """
 
 from __future__ import annotations

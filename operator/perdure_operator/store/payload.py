@@ -1,7 +1,8 @@
 """How a JSON value is stored: small ones in place, others once a run as a compressed blob addressed by (run, hash).
 
-The stored form says of itself which it is: ``\\x00`` + the JSON, or ``\\x01`` + run id (16 bytes) + sha256 (32 bytes). The address carries its
-run because results travel: a parent's wait holds its child's output. No addressing across runs: it would leak equality between tenants.
+The stored form says of itself which it is: ``\\x00`` + the JSON, or ``\\x01`` + run id (16 bytes) + sha256 (32 bytes). The address
+carries its run because results travel: a parent's wait holds its child's output. No addressing across runs: it would leak equality
+between tenants.
 """
 
 from __future__ import annotations

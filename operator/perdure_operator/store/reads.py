@@ -21,11 +21,13 @@ select r.*, s.summary, s.objective, s.labels, perdure.admits(r, perdure.now()) a
   (select count(*) from perdure.runs c where c.parent_id = r.run_id and c.state in ('Pending', 'Running', 'Suspended')) as children_active,
   (select count(*) from perdure.runs c where c.parent_id = r.run_id and c.state = 'Succeeded') as children_succeeded,
   (select count(*) from perdure.runs c where c.parent_id = r.run_id and c.state in ('Failed', 'Cancelled')) as children_failed,
-  (select jsonb_agg(jsonb_build_object('kind', c.kind, 'name', c.name, 'at', c.at, 'since', w.opened_at, 'key', w.key, 'timeoutAt', w.timeout_at)
+  (select jsonb_agg(jsonb_build_object('kind', c.kind, 'name', c.name, 'at', c.at, 'since', w.opened_at, 'key', w.key,
+                                       'timeoutAt', w.timeout_at)
                     order by w.seq, c.idx)
    from perdure.waits w join lateral (
      select * from perdure.wait_conditions c where c.run_id = w.run_id and c.key = w.key
-       and not exists (select 1 from perdure.wakeups k where k.run_id = c.run_id and k.kind = 'child_done' and c.kind = 'child_done' and k.source = c.name)
+       and not exists (select 1 from perdure.wakeups k
+                       where k.run_id = c.run_id and k.kind = 'child_done' and c.kind = 'child_done' and k.source = c.name)
      order by idx limit 20) c on true
    where w.run_id = r.run_id and w.state = 'open') as waiting_for
 from perdure.runs r join perdure.run_specs s using (run_id) left join perdure.leases l using (run_id)
@@ -75,8 +77,9 @@ class Reader:
     ) -> Sequence[asyncpg.Record]:
         """Oldest first, from the run after ``after``."""
         return await self._connection.fetch(
-            f"{_VIEW} where ($1::text is null or r.namespace = $1) and ($2::text is null or r.state = $2) and ($3::text is null or r.pool = $3) "
-            "and ($4::uuid is null or r.parent_id = $4) and ($5::uuid is null or r.run_id > $5) order by r.run_id limit $6",
+            f"{_VIEW} where ($1::text is null or r.namespace = $1) and ($2::text is null or r.state = $2) "
+            "and ($3::text is null or r.pool = $3) and ($4::uuid is null or r.parent_id = $4) "
+            "and ($5::uuid is null or r.run_id > $5) order by r.run_id limit $6",
             namespace,
             state,
             pool,
@@ -133,9 +136,8 @@ class Reader:
 
     async def journal(self, run: UUID) -> Sequence[asyncpg.Record]:
         return await self._connection.fetch(
-            "select key, kind, name, state, seq, epoch, attempts, phase, fingerprint, data, error, "
-            "case when kind = 'wait' then (select data ->> 'name' from perdure.events e where e.run_id = j.run_id and e.seq = j.seq) end as wait_name "
-            "from perdure.journal j where run_id = $1 order by seq",
+            "select key, kind, name, state, seq, epoch, attempts, phase, fingerprint, data, error "
+            "from perdure.journal where run_id = $1 order by seq",
             run,
         )
 

@@ -6,6 +6,7 @@ commit. What may change a run goes through ``journal`` and ``control`` (``sql/60
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -107,6 +108,10 @@ class PoolDemand:
     retiring: list[UUID]
 
 
+async def _nothing_to_reset(_: asyncpg.Connection) -> None:
+    """Connections carry no session state (PgBouncer must work), so giving one back costs no round trip."""
+
+
 class Store:
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
@@ -123,11 +128,16 @@ class Store:
                 max_inactive_connection_lifetime=60,
                 statement_cache_size=100 if prepared_statements else 0,
                 server_settings={"application_name": "perdure"},
+                reset=_nothing_to_reset,
             )
         return cls(pool)
 
     async def close(self) -> None:
-        self._pool.terminate()
+        """Lets statements in flight end, for two seconds."""
+        try:
+            await asyncio.wait_for(self._pool.close(), 2)
+        except TimeoutError:
+            self._pool.terminate()
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy]:
@@ -252,8 +262,9 @@ class Store:
     async def upsert_pool(self, namespace: str, name: str, spec: dict[str, Any], max_running: int | None) -> None:
         async with self.connection() as connection:
             await connection.execute(
-                "insert into perdure.pools (pool, namespace, name, spec, max_running, updated_at) values ($1, $2, $3, $4, $5, perdure.now()) "
-                "on conflict (pool) do update set spec = excluded.spec, max_running = excluded.max_running, updated_at = excluded.updated_at",
+                "insert into perdure.pools (pool, namespace, name, spec, max_running, updated_at) "
+                "values ($1, $2, $3, $4, $5, perdure.now()) on conflict (pool) do update set "
+                "spec = excluded.spec, max_running = excluded.max_running, updated_at = excluded.updated_at",
                 f"{namespace}/{name}",
                 namespace,
                 name,

@@ -28,10 +28,12 @@ CHECKS: dict[str, str] = {
         where (r.state = 'Running') <> (l.run_id is not null) or (r.state = 'Running') <> (r.holder is not null)
            or (l.run_id is not null and (l.epoch <> r.epoch or l.holder <> r.holder))
         union all
-        select l.run_id, 'a lease without a run' from perdure.leases l where not exists (select 1 from perdure.runs r where r.run_id = l.run_id)
+        select l.run_id, 'a lease without a run' from perdure.leases l
+        where not exists (select 1 from perdure.runs r where r.run_id = l.run_id)
         union all
         select e.run_id, format('epoch falls at %s', e.seq) from (
-          select run_id, seq, epoch, lag(epoch) over (partition by run_id order by seq) as before from perdure.events) e where e.epoch < e.before
+          select run_id, seq, epoch, lag(epoch) over (partition by run_id order by seq) as before from perdure.events) e
+        where e.epoch < e.before
         union all
         select run_id, format('epoch %s was leased %s times', epoch, count(*)) from perdure.events where kind = 'run.leased'
         group by run_id, epoch having count(*) > 1""",
@@ -43,8 +45,10 @@ CHECKS: dict[str, str] = {
         from perdure.checkpoints c left join perdure.events e using (run_id, seq) where e.epoch is distinct from c.epoch
         union all
         select e.run_id, format('%s at %s was written outside a lease of epoch %s', e.kind, e.seq, e.epoch) from perdure.events e
-        where (e.kind like 'step.%' or e.kind in ('wait.opened', 'child.spawned', 'checkpoint.saved', 'activity.started') or e.kind like 'agent.%')
-          and not exists (select 1 from perdure.events l where l.run_id = e.run_id and l.kind = 'run.leased' and l.epoch = e.epoch and l.seq < e.seq)""",
+        where (e.kind like 'step.%' or e.kind like 'agent.%'
+               or e.kind in ('wait.opened', 'child.spawned', 'checkpoint.saved', 'activity.started'))
+          and not exists (select 1 from perdure.events l
+                          where l.run_id = e.run_id and l.kind = 'run.leased' and l.epoch = e.epoch and l.seq < e.seq)""",
     "3 dense log, fold(log) equals the row": f"""
         select r.run_id, format('last_seq %s, %s events from %s to %s', r.last_seq, count(e.seq), min(e.seq), max(e.seq))
         from perdure.runs r left join perdure.events e using (run_id)
@@ -74,7 +78,8 @@ CHECKS: dict[str, str] = {
     "5 a wakeup is bound to at most one wait; no suspended run sleeps over one": """
         select k.run_id, format('%s %s is bound to %s, which did not take it', k.kind, k.source, k.bound_key) from perdure.wakeups k
         left join perdure.journal j on j.run_id = k.run_id and j.key = k.bound_key
-        where k.bound_key is not null and not coalesce(j.data -> 'fired' @> jsonb_build_array(jsonb_build_object('source', k.source)), false)
+        where k.bound_key is not null
+          and not coalesce(j.data -> 'fired' @> jsonb_build_array(jsonb_build_object('source', k.source)), false)
         union all
         select j.run_id, format('signal %s was taken by %s waits', f ->> 'source', count(*)) from perdure.journal j,
           lateral jsonb_array_elements(j.data -> 'fired') f
@@ -117,7 +122,8 @@ CHECKS: dict[str, str] = {
         union all
         select c.run_id, 'ended without telling its parent' from perdure.runs c
         where c.parent_id is not null and c.finished_at is not null
-          and not exists (select 1 from perdure.wakeups k where k.run_id = c.parent_id and k.kind = 'child_done' and k.source = c.run_id::text)""",
+          and not exists (select 1 from perdure.wakeups k
+                          where k.run_id = c.parent_id and k.kind = 'child_done' and k.source = c.run_id::text)""",
 }
 
 
