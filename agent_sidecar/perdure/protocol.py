@@ -528,9 +528,9 @@ FromPod = Hello | Op | Beat | Idle
 FromGateway = Welcome | Lease | Answer | Refusal | Push | LeaseLost | Retire
 
 _frame_encoder = msgspec.msgpack.Encoder()
-_from_pod = msgspec.msgpack.Decoder(FromPod)
-_from_gateway = msgspec.msgpack.Decoder(FromGateway)
-_operation = msgspec.json.Decoder(Operation)
+_from_pod: msgspec.msgpack.Decoder[FromPod] = msgspec.msgpack.Decoder(FromPod)
+_from_gateway: msgspec.msgpack.Decoder[FromGateway] = msgspec.msgpack.Decoder(FromGateway)
+_operation: msgspec.json.Decoder[Operation] = msgspec.json.Decoder(Operation)
 _json_encoder = msgspec.json.Encoder()
 
 

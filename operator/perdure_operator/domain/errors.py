@@ -152,6 +152,13 @@ class StoreError(PerdureError):
     code, status = "internal", 500
 
 
+class CorruptPayload(PerdureError):
+    """A stored value cannot be read back."""
+
+    code, status = "corrupt-payload", 500
+    action = "Check the database; `perdure verify` finds more. A session falls back to the checkpoint before, a result is never redone."
+
+
 class IllegalTransition(PerdureError):
     """The run's state does not allow this event."""
 

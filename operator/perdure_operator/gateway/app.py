@@ -131,7 +131,7 @@ class Gateway:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         pods = self._hub.pods.values()
-        metrics.PODS.labels("idle").set(sum(pod.idle for pod in pods))
+        metrics.PODS.labels("idle").set(len(self._hub.idle_pods()))
         metrics.PODS.labels("leased").set(sum(pod.held is not None for pod in pods))
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 

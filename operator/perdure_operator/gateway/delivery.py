@@ -39,6 +39,8 @@ def _reasons(context: Context) -> list[wire.Reason]:
         )
         for r in context.run["reasons"]
     ]
+    if context.fallback is not None:
+        reasons.append(wire.Reason(kind="checkpoint_fallback", name=str(context.fallback)))
     unclaimed = [
         wire.Reason(kind="signal", name=s["name"], id=s["id"], at=s["at"].isoformat(), payload=Raw(s["payload"])) for s in context.signals
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from uuid import UUID
 
 import structlog
 
@@ -24,6 +25,7 @@ log = structlog.get_logger(__name__)
 POLL_SECONDS = 0.015
 NEWS_SECONDS = 0.05
 OUTAGE_SECONDS = 0.5
+PODS_A_CLAIM = 64
 
 
 class Dispatcher:
@@ -43,15 +45,12 @@ class Dispatcher:
 
     async def run(self, hub: Hub) -> None:
         while True:
-            idle = hub.idle_pods()
+            idle = hub.idle_by_pool()
             pause = POLL_SECONDS
             if idle:
                 self._kicked.clear()
                 try:
-                    grants = await self._store.dispatch(self._gateway, idle)
-                    for grant in grants:
-                        hub.granted(grant.run, grant.epoch, grant.pod, "dispatch")
-                    if grants:
+                    if await self._claim(hub, idle):
                         continue
                 except PerdureError as error:
                     log.warning("dispatch failed", error=str(error))
@@ -60,6 +59,15 @@ class Dispatcher:
                 await asyncio.wait_for(self._kicked.wait(), pause if idle else None)
             if not idle:
                 self._kicked.clear()
+
+    async def _claim(self, hub: Hub, idle: dict[str, list[UUID]]) -> int:
+        pools = await self._store.runnable_pools(list(idle))
+        if not pools:
+            return 0
+        grants = await self._store.dispatch(self._gateway, [pod for pool in pools for pod in idle[pool][:PODS_A_CLAIM]])
+        for grant in grants:
+            hub.granted(grant.run, grant.epoch, grant.pod, "dispatch")
+        return len(grants)
 
     async def run_news(self, hub: Hub) -> None:
         while True:

@@ -53,5 +53,5 @@ class Heartbeats:
         ):
             pod = self._hub.pods.get(pod_id)
             if pod is not None and pod.held is None:
-                pod.idle = False
+                self._hub.not_idle(pod)
                 pod.send(wire.Retire(reason="the pool has more idle pods than it needs"))

@@ -51,7 +51,6 @@ class Pod:
         self.id = identity.pod_id
         self.pool = identity.pool
         self.reuse = False
-        self.idle = False
         self.held: translate.Held | None = None
         self.last: Fence | None = None
         self.open = 0
@@ -88,12 +87,24 @@ class Hub:
         self.batcher: Batcher | None = None
         self.pods: dict[UUID, Pod] = {}
         self._by_run: dict[UUID, Pod] = {}
+        self._idle: dict[UUID, Pod] = {}
         self._deliveries: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------------------------------------------ what others ask
 
     def idle_pods(self) -> list[UUID]:
-        return [pod.id for pod in self.pods.values() if pod.idle]
+        return list(self._idle)
+
+    def idle_by_pool(self) -> dict[str, list[UUID]]:
+        pools: dict[str, list[UUID]] = {}
+        for pod in self._idle.values():
+            pools.setdefault(pod.pool, []).append(pod.id)
+        return pools
+
+    def not_idle(self, pod: Pod) -> None:
+        """From now on nothing is leased to this connection."""
+        if self._idle.get(pod.id) is pod:
+            del self._idle[pod.id]
 
     def holder(self, run: UUID) -> Pod | None:
         return self._by_run.get(run)
@@ -108,7 +119,7 @@ class Hub:
         pod = self.pods.get(pod_id)
         if pod is None:
             return  # it went; the lease is delivered when it connects again, here or elsewhere, or expires
-        pod.idle = False
+        self.not_idle(pod)
         task = asyncio.create_task(self._deliver(pod, run, epoch))
         self._deliveries.add(task)
         task.add_done_callback(self._deliveries.discard)
@@ -148,7 +159,7 @@ class Hub:
                 del self.pods[pod.id]
                 if pod.held is not None and self._by_run.get(pod.held.run) is pod:
                     del self._by_run[pod.held.run]
-            pod.idle = False
+            self.not_idle(pod)
             pump.cancel()
 
     async def _hello(self, pod: Pod, hello: wire.Hello) -> bool:
@@ -177,7 +188,7 @@ class Hub:
         return True
 
     def _becomes_idle(self, pod: Pod) -> None:
-        pod.idle = True
+        self._idle[pod.id] = pod
         self._kick()
 
     async def _deliver(self, pod: Pod, run: UUID, epoch: int) -> None:
@@ -190,6 +201,11 @@ class Hub:
             return
         if context.run["epoch"] != epoch or self.pods.get(pod.id) is not pod:
             return
+        if context.fallback is not None and self.batcher is not None:
+            log.error("a session was broken; fell back", run=str(run), to_seq=context.fallback)
+            self.batcher.submit(
+                Control(run, "note", {"kind": "checkpoint.corrupt", "data": {"fellBackTo": context.fallback}}), lambda _: None
+            )
         pod.held = delivery.held(context, pod.id)
         pod.last = pod.held.fence
         self._by_run[run] = pod

@@ -53,6 +53,7 @@ class Reaper:
         if self._last_look is None or now - self._last_look > self._interval * 3 + 1:
             self._healthy_since = None
         self._last_look = now
+        await self._store.retire_silent_pods(max(60.0, self._lease * 4))
         silent = await self._store.silent_leases(self._lease)
         if self._healthy_since is None:
             self._healthy_since = now

@@ -14,7 +14,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from perdure_operator.domain.errors import RunNotFound
+from perdure_operator.domain.errors import CorruptPayload, RunNotFound
 from perdure_operator.store.payload import Payloads
 
 Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
@@ -27,9 +27,9 @@ class JournalRow:
     key: str
     kind: str
     name: str
-    state: str
     seq: int
     fingerprint: str | None
+    state: str
     output: bytes
     error: dict[str, Any] | None
     outcome: dict[str, Any] | None
@@ -50,6 +50,7 @@ class Context:
     input: bytes
     journal: list[JournalRow]
     slices: list[SliceRow]
+    fallback: int | None
     checkpoint: tuple[int, str, bytes] | None
     ledger: list[dict[str, Any]]
     signals: list[dict[str, Any]]
@@ -69,12 +70,14 @@ select key, kind, name, state, seq, fingerprint, output, error,
   case when kind = 'spawn' then data ->> 'child' end as child
 from perdure.journal where run_id = $1 order by seq
 """
-# Of each slice the last replacement and all chunks after it.
+# The session up to a sequence: of each slice the last replacement and all chunks after it.
 _SLICES = """
 select name, seq, append, version, value from perdure.slices s
-where run_id = $1 and seq >= coalesce((select max(seq) from perdure.slices l where l.run_id = $1 and l.name = s.name and not l.append), 0)
+where run_id = $1 and seq <= $2 and seq >= coalesce((
+  select max(seq) from perdure.slices l where l.run_id = $1 and l.seq <= $2 and l.name = s.name and not l.append), 0)
 order by name, seq
 """
+_EVERYTHING = 1 << 62
 _LEDGER = "select key, tool, effect, state, occurrence, step, provider_ref from perdure.ledger where run_id = $1 order by seq"
 _CHECKPOINT = "select seq, type, cursor from perdure.checkpoints where run_id = $1 order by seq desc limit 1"
 _SIGNALS = """
@@ -88,19 +91,49 @@ def stored_payloads(outcome: dict[str, Any]) -> list[bytes | None]:
     return [base64.b64decode(f["payload"]) if f.get("payload") else None for f in outcome.get("fired", [])]
 
 
+def _result(row: asyncpg.Record, payloads: Payloads) -> tuple[str, bytes, dict[str, Any] | None]:
+    """State, output and error of a journal row. A result that cannot be read back fails for good: it is never redone in silence."""
+    try:
+        return row["state"], payloads.get(row["output"]), msgspec.json.decode(row["error"]) if row["error"] else None
+    except CorruptPayload as error:
+        return "failed", b"null", {"type": "JournalCorrupt", "message": str(error), "retryable": False}
+
+
+async def _session(connection: Connection, run: UUID, payloads: Payloads) -> tuple[list[SliceRow], int | None]:
+    """The newest session that can be read: the latest, else that of the checkpoint before, and so on, else an empty one (C7).
+
+    The second value is the sequence that was fallen back to, 0 for a fresh start, None when nothing was wrong.
+    """
+    checkpoints = await connection.fetch("select seq from perdure.checkpoints where run_id = $1 order by seq desc", run)
+    for bound in (None, *(row["seq"] for row in checkpoints)):
+        rows = await connection.fetch(_SLICES, run, bound if bound is not None else _EVERYTHING)
+        payloads.want(row["value"] for row in rows)
+        await payloads.load(connection)
+        pieces: dict[str, SliceRow] = {}
+        try:
+            for row in rows:
+                piece = pieces.get(row["name"])
+                if piece is None or not row["append"]:
+                    pieces[row["name"]] = piece = SliceRow(row["name"], row["version"], row["append"], [])
+                piece.chunks.append(payloads.get(row["value"]))
+        except CorruptPayload:
+            continue
+        return list(pieces.values()), bound
+    return [], 0
+
+
 async def load(connection: Connection, run: UUID) -> Context:
     row = await connection.fetchrow(_RUN, run)
     if row is None:
         raise RunNotFound(f"there is no run {run}")
     journal = await connection.fetch(_JOURNAL, run)
-    slices = await connection.fetch(_SLICES, run)
     checkpoint = await connection.fetchrow(_CHECKPOINT, run)
     ledger = await connection.fetch(_LEDGER, run)
     signals = await connection.fetch(_SIGNALS, run)
 
     payloads = Payloads()
     outcomes = [msgspec.json.decode(j["outcome"]) if j["outcome"] else None for j in journal]
-    payloads.want([row["input"], *(j["output"] for j in journal), *(s["value"] for s in slices), *(s["payload"] for s in signals)])
+    payloads.want([row["input"], *(j["output"] for j in journal), *(s["payload"] for s in signals)])
     for outcome in outcomes:
         if outcome:
             payloads.want(stored_payloads(outcome))
@@ -108,13 +141,7 @@ async def load(connection: Connection, run: UUID) -> Context:
         payloads.want([checkpoint["cursor"]])
     await payloads.load(connection)
 
-    pieces: dict[str, SliceRow] = {}
-    for s in slices:
-        piece = pieces.get(s["name"])
-        if piece is None or not s["append"]:
-            pieces[s["name"]] = piece = SliceRow(s["name"], s["version"], s["append"], [])
-        piece.chunks.append(payloads.get(s["value"]))
-
+    session, fallback = await _session(connection, run, payloads)
     run_columns = dict(row) | {"reasons": msgspec.json.decode(row["reasons"])}
     return Context(
         run=run_columns,
@@ -124,17 +151,16 @@ async def load(connection: Connection, run: UUID) -> Context:
                 j["key"],
                 j["kind"],
                 j["name"],
-                j["state"],
                 j["seq"],
                 j["fingerprint"],
-                payloads.get(j["output"]),
-                msgspec.json.decode(j["error"]) if j["error"] else None,
+                *_result(j, payloads),
                 outcome,
                 j["child"],
             )
             for j, outcome in zip(journal, outcomes, strict=True)
         ],
-        slices=list(pieces.values()),
+        slices=session,
+        fallback=fallback,
         checkpoint=(checkpoint["seq"], checkpoint["type"], payloads.get(checkpoint["cursor"])) if checkpoint else None,
         ledger=[dict(entry) for entry in ledger],
         signals=[dict(s) | {"payload": payloads.get(s["payload"])} for s in signals],

@@ -12,7 +12,10 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from perdure_operator.domain.errors import Busy, StoreError, Unavailable
+from perdure_operator.domain.errors import Busy, PerdureError, StoreError, Unavailable, from_code
+
+REFUSED = "PD001"
+"""What perdure.refuse raises: the message is the code of a typed error."""
 
 _LOST = (
     OSError,
@@ -32,9 +35,17 @@ def translated() -> Iterator[None]:
     """Raises Busy, Unavailable or StoreError in place of driver errors."""
     try:
         yield
-    except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
-        raise Busy(str(error)) from error
+    except asyncpg.PostgresError as error:
+        raise _translate(error) from error
     except _LOST as error:
         raise Unavailable(f"the database did not answer: {str(error) or type(error).__name__}") from error
-    except asyncpg.PostgresError as error:
-        raise StoreError(f"{type(error).__name__}: {error}") from error
+
+
+def _translate(error: asyncpg.PostgresError) -> PerdureError:
+    if error.sqlstate == REFUSED:
+        return from_code(str(error.args[0]), error.detail or "")
+    if isinstance(error, asyncpg.LockNotAvailableError | asyncpg.DeadlockDetectedError):
+        return Busy(str(error))
+    if isinstance(error, _LOST):
+        return Unavailable(f"the database did not answer: {error}")
+    return StoreError(f"{type(error).__name__}: {error}")

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
 import asyncpg
 import zstandard
 
+from perdure_operator.domain.errors import CorruptPayload
+
 INLINE_BYTES = 1024
 _INLINE, _BLOB = b"\x00", b"\x01"
-_compressor = zstandard.ZstdCompressor(level=3)
+_compressor = zstandard.ZstdCompressor(level=3, write_checksum=True)
 _decompressor = zstandard.ZstdDecompressor()
 
 
@@ -56,10 +59,16 @@ class Payloads:
             [s[17:49] for s in missing],
         )
         for row in rows:
-            self._found[_BLOB + row["run_id"].bytes + row["hash"]] = _decompressor.decompress(row["data"])
+            with suppress(zstandard.ZstdError):  # a broken one counts as missing
+                self._found[_BLOB + row["run_id"].bytes + row["hash"]] = _decompressor.decompress(row["data"])
 
     def get(self, stored: bytes | None) -> bytes:
-        """The JSON; ``null`` for nothing. KeyError when the blob is gone (corrupt or pruned)."""
+        """The JSON; ``null`` for nothing. Raises CorruptPayload."""
         if stored is None:
             return b"null"
-        return stored[1:] if stored[:1] == _INLINE else self._found[stored]
+        if stored[:1] == _INLINE:
+            return stored[1:]
+        try:
+            return self._found[stored]
+        except KeyError:
+            raise CorruptPayload(f"blob {stored[17:49].hex()} of run {UUID(bytes=stored[1:17])} is missing or broken") from None

@@ -72,6 +72,9 @@ class Reader:
             raise RunNotFound(f"there is no run {run}")
         return row
 
+    async def runs_by_id(self, runs: Sequence[UUID]) -> dict[UUID, asyncpg.Record]:
+        return {row["run_id"]: row for row in await self._connection.fetch(f"{_VIEW} where r.run_id = any ($1)", list(runs))}
+
     async def runs(
         self, *, namespace: str | None, state: str | None, pool: str | None, parent: UUID | None, after: UUID | None, limit: int
     ) -> Sequence[asyncpg.Record]:

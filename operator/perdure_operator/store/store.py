@@ -38,10 +38,10 @@ class NewRun:
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """``code``: ok, existing (same idempotency key) or name-taken."""
+    """``code``: ok, or existing (same idempotency key)."""
 
     code: str
-    run: UUID | None
+    run: UUID
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Store:
             return await batch.control(connection, operations, wait=wait, idle=idle, gateway=gateway)
 
     async def create_runs(self, runs: Sequence[NewRun]) -> list[Created]:
-        """All in one commit, each answered by itself."""
+        """All or none, in one commit. Raises NameTaken."""
         inputs, blobs = [], []
         for n, run in enumerate(runs, 1):
             stored, blob = encode(run.run_id, run.input)
@@ -176,6 +176,11 @@ class Store:
         return [Created(row["code"], row["run_id"]) for row in rows]
 
     # ------------------------------------------------------------------------------------------------ leases and pods
+
+    async def runnable_pools(self, pools: Sequence[str]) -> list[str]:
+        """Those of the pools in which a run could be leased now: an index probe each."""
+        async with self.connection() as connection:
+            return [row[0] for row in await connection.fetch("select * from perdure.runnable_pools($1)", list(pools))]
 
     async def dispatch(self, gateway: str, pods: Sequence[UUID]) -> list[Grant]:
         async with self.connection() as connection:
@@ -235,7 +240,7 @@ class Store:
         async with self.connection() as connection:
             rows = await connection.fetch("select * from perdure.pod_gone($1)", pod)
             if rows:
-                body = {"reason": reason, "gone": True}
+                body = {"reason": reason}
                 await batch.control(
                     connection,
                     [Control(row["run_id"], "expire", body | {"leaseEpoch": row["epoch"]}) for row in rows],
@@ -256,6 +261,16 @@ class Store:
                     "select pod_id from perdure.pods where pod_id = any ($1) and state = 'retiring'", list(pods)
                 )
             ]
+
+    async def known_pods(self) -> list[UUID]:
+        """All pods that have a row."""
+        async with self.connection() as connection:
+            return [row[0] for row in await connection.fetch("select pod_id from perdure.pods")]
+
+    async def retire_silent_pods(self, silent_seconds: float) -> int:
+        """Pods without a lease that no gateway has heard of for so long: they count as capacity no more."""
+        async with self.connection() as connection:
+            return int(await connection.fetchval("select perdure.retire_silent_pods($1)", silent_seconds))
 
     # ------------------------------------------------------------------------------------------------------------ pools
 

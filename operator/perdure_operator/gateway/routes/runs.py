@@ -9,7 +9,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from perdure import protocol as wire
-from perdure_operator.domain.errors import InvalidInput, NameTaken, PoolNotFound, from_code
+from perdure_operator.domain.errors import InvalidInput, PoolNotFound, from_code
 from perdure_operator.domain.ids import uuid7
 from perdure_operator.domain.payload import check_json
 from perdure_operator.domain.run import State
@@ -84,16 +84,9 @@ class Runs:
         runs = [self._new(namespace, item, f"{key}/{n}" if key and many else key, n if many else None) for n, item in enumerate(items)]
         created = await self._store.create_runs(runs)
         self._dispatcher.kick()
-        views: list[Any] = []
-        taken = [run.columns["name"] for run, result in zip(runs, created, strict=True) if result.run is None]
-        if taken:
-            raise NameTaken(
-                f"there is a run named {taken[0]} in namespace {namespace}" + (f" (and {len(taken) - 1} more)" if len(taken) > 1 else "")
-            )
         async with self._store.reader() as reader:
-            for result in created:
-                assert result.run is not None
-                views.append(run_view(await reader.run(result.run)))
+            rows = await reader.runs_by_id([result.run for result in created])
+        views = [run_view(rows[result.run]) for result in created]
         return reply({"items": views} if many else views[0], 201)
 
     async def _know_pools(self, namespace: str, items: list[Any]) -> None:

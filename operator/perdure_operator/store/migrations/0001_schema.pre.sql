@@ -242,7 +242,7 @@ create table perdure.ledger (
   epoch int not null,
   holder uuid,
   safe_at timestamptz,                   -- from then on the old executor cannot act any more: intent + tool timeout + lease
-  executor_gone boolean not null default false, -- the old executor was seen terminated
+  executor_ended boolean not null default false, -- it said itself that the call is over
   request bytea,
   response bytea,
   provider_ref text,
@@ -252,7 +252,9 @@ create table perdure.ledger (
   done_seq bigint,
   primary key (run_id, key)
 );
-create index ledger_unknown_holder on perdure.ledger (holder) where state = 'UNKNOWN';
+
+-- Pods that were seen terminated: an effect that one of them left UNKNOWN cannot happen by it any more.
+create table perdure.terminated_pods (pod_id uuid primary key, at timestamptz not null);
 
 -- The session: history of slices. The session at a checkpoint is each slice's last replacement and the chunks after it, up to that sequence.
 create table perdure.slices (

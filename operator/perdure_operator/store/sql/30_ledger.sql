@@ -2,6 +2,12 @@
 -- executed. An UNKNOWN external call is executed again only when the old executor cannot act any more: its pod was seen terminated, it
 -- reported the end of the call itself, or lease and tool timeout have passed.
 
+-- Seconds for which the executor of an UNKNOWN entry may still act; 0 or less: it cannot any more.
+create or replace function perdure.may_act_seconds(l perdure.ledger, p_now timestamptz) returns double precision language sql stable as $$
+  select case when l.effect <> 'external' or l.executor_ended or exists (select 1 from perdure.terminated_pods t where t.pod_id = l.holder) then 0
+              else extract(epoch from l.safe_at - p_now) end
+$$;
+
 create or replace function perdure.ledger_answer(l perdure.ledger, p_decision text, p_message text, p_after double precision default 0)
 returns jsonb language sql immutable as $$
   select jsonb_strip_nulls(jsonb_build_object('decision', p_decision, 'key', l.key, 'attempt', l.attempts, 'effect', l.effect,
@@ -15,7 +21,7 @@ create or replace function perdure.ledger_again(r perdure.runs, l perdure.ledger
                                                 p_after double precision, p_now timestamptz) returns perdure.op_result language plpgsql as $$
 begin
   update perdure.ledger set attempts = attempts + 1, past_tokens = past_tokens || token, token = (p_body ->> 'token')::uuid, state = 'RUNNING',
-    policy = l.policy, epoch = r.epoch, holder = r.holder, executor_gone = false, error = null,
+    policy = l.policy, epoch = r.epoch, holder = r.holder, executor_ended = false, error = null,
     safe_at = p_now + ((p_body ->> 'timeoutSeconds')::double precision + (p_body ->> 'leaseSeconds')::double precision) * interval '1 second'
   where run_id = l.run_id and key = l.key returning * into l;
   r := perdure.log(r, 'activity.started', jsonb_build_object('key', l.key, 'tool', l.tool, 'effect', l.effect, 'attempt', l.attempts,
@@ -69,8 +75,8 @@ begin
       if l.policy in ('query', 'ask', 'fail') then
         return (r, perdure.ledger_answer(l, 'unknown', 'nobody knows whether this effect happened'))::perdure.op_result;
       end if;
-      v_left := extract(epoch from l.safe_at - p_now);
-      if l.effect = 'external' and not l.executor_gone and v_left > 0 then
+      v_left := perdure.may_act_seconds(l, p_now);
+      if v_left > 0 then
         return (r, perdure.ledger_answer(l, 'unknown', 'the earlier executor may still act', v_left))::perdure.op_result;
       end if;
       return perdure.ledger_again(r, l, p_body, 'execute', 'the outcome of an earlier call is unknown; the policy is ' || l.policy, 0, p_now);
@@ -99,7 +105,7 @@ begin
   if v_current and l.state in ('RUNNING', 'UNKNOWN') and not (l.state = 'UNKNOWN' and v_state = 'UNKNOWN' and not p_fenced)
      or not v_current and l.state = 'UNKNOWN' and v_state = 'SUCCEEDED' then
     update perdure.ledger set state = v_state, response = case when v_state = 'SUCCEEDED' then p_response end,
-      provider_ref = p_body ->> 'providerRef', error = p_body -> 'error', executor_gone = executor_gone or v_current
+      provider_ref = p_body ->> 'providerRef', error = p_body -> 'error', executor_ended = executor_ended or v_current
     where run_id = l.run_id and key = l.key returning * into l;
     if not perdure.terminal(r.state) then
       r := perdure.log(r, case when v_evidence then 'activity.evidence' else 'activity.' || lower(v_state) end,
@@ -127,11 +133,11 @@ begin
   elsif l.state <> 'UNKNOWN' then
     return perdure.op_activity_begin(r, p_body || jsonb_build_object('fingerprint', l.fingerprint), null, p_now);
   end if;
-  v_left := extract(epoch from l.safe_at - p_now);
+  v_left := perdure.may_act_seconds(l, p_now);
   if (p_body ->> 'happened')::boolean then
     update perdure.ledger set state = 'SUCCEEDED', response = p_response, provider_ref = p_body ->> 'providerRef', error = null
     where run_id = l.run_id and key = l.key returning * into l;
-  elsif l.effect = 'external' and not l.executor_gone and v_left > 0 then
+  elsif v_left > 0 then
     return (r, perdure.ledger_answer(l, 'unknown', 'not found, but the earlier executor may still act', v_left))::perdure.op_result;
   else
     update perdure.ledger set state = 'FAILED' where run_id = l.run_id and key = l.key returning * into l;
@@ -145,6 +151,3 @@ begin
   return perdure.ledger_retry(r, l, p_body, p_now);
 end $$;
 
--- A pod was seen terminated: what it left UNKNOWN cannot be acted on by it any more.
-create or replace function perdure.executor_terminated(p_pod uuid) returns void language sql as
-$$ update perdure.ledger set executor_gone = true where holder = p_pod and state = 'UNKNOWN' $$;

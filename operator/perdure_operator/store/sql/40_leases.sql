@@ -69,6 +69,12 @@ create or replace function perdure.runnable(p_pool text, p_limit int, p_now time
   limit p_limit
 $$;
 
+-- Where a run could be leased now.
+create or replace function perdure.runnable_pools(p_pools text[]) returns setof text language sql as $$
+  select p from unnest(p_pools) p
+  where exists (select 1 from perdure.runs q where q.pool = p and q.state = 'Pending' and q.runnable_at <= perdure.now())
+$$;
+
 -- Claims runnable runs for the idle pods of one gateway.
 create or replace function perdure.dispatch(p_gateway text, p_pods uuid[]) returns table (run_id uuid, epoch int, pod_id uuid) language plpgsql as $$
 declare
@@ -99,27 +105,34 @@ begin
 end $$;
 
 -- One call a gateway a beat. Gives back the leases that are live, with what their pods must know; a pair that does not come back is lost.
+-- It holds no run's lock, so it must not wait for rows that a batch has: what is locked is being worked on and can do without this beat.
 create or replace function perdure.heartbeat(p_gateway text, p_runs uuid[], p_epochs int[], p_pods uuid[], p_idle uuid[])
 returns table (run_id uuid, cancel boolean, pause boolean) language plpgsql as $$
 declare
   v_now timestamptz := perdure.now();
 begin
-  update perdure.pods set seen_at = v_now where pod_id in (select p from unnest(p_idle) p order by p) and seen_at < v_now - interval '5 seconds';
+  update perdure.leases l set beat_at = v_now, gateway = p_gateway
+  where l.run_id in (
+    select x.run_id from unnest(p_runs, p_epochs, p_pods) b(run_id, epoch, pod)
+    join perdure.leases x on x.run_id = b.run_id and x.epoch = b.epoch and x.holder = b.pod
+    order by x.run_id for update of x skip locked);
+  update perdure.pods set seen_at = v_now
+  where pod_id in (select d.pod_id from perdure.pods d where d.pod_id = any (p_idle) and d.seen_at < v_now - interval '5 seconds'
+                   order by d.pod_id for update skip locked);
   return query
-  with beats as (
-    update perdure.leases l set beat_at = v_now, gateway = p_gateway
-    from (select * from unnest(p_runs, p_epochs, p_pods) as b(run_id, epoch, pod) order by 1) b
-    where l.run_id = b.run_id and l.epoch = b.epoch and l.holder = b.pod
-    returning l.run_id
-  )
-  select r.run_id, r.cancel_requested, r.paused or r.spec_paused from beats join perdure.runs r using (run_id);
+  select r.run_id, r.cancel_requested, r.paused or r.spec_paused
+  from unnest(p_runs, p_epochs, p_pods) b(run_id, epoch, pod)
+  join perdure.leases l on l.run_id = b.run_id and l.epoch = b.epoch and l.holder = b.pod
+  join perdure.runs r on r.run_id = l.run_id;
 end $$;
 
 -- Leases of this gateway whose holder has not heard the latest.
 create or replace function perdure.news(p_gateway text)
 returns table (run_id uuid, epoch int, cancel boolean, pause boolean, outcomes jsonb, signals text[]) language sql as $$
   with fresh as (
-    update perdure.leases set told = poke where gateway = p_gateway and told < poke returning *
+    update perdure.leases set told = poke
+    where run_id in (select l.run_id from perdure.leases l where l.gateway = p_gateway and l.told < l.poke order by l.run_id for update skip locked)
+    returning *
   )
   select f.run_id, f.epoch, r.cancel_requested, r.paused or r.spec_paused,
     (select jsonb_object_agg(j.key, perdure.outcome(j.run_id, j.key)) from perdure.journal j

@@ -38,7 +38,7 @@ begin
   return r;
 end $$;
 
--- Creates runs in one commit; each is answered by itself. An idempotency key or a name that exists inserts nothing.
+-- Creates runs in one commit, all or none: a name that is taken refuses the whole request. An idempotency key that exists is that run.
 create or replace function perdure.create_runs(p_runs jsonb[], p_inputs bytea[], p_blob_ord int[], p_blob_hash bytea[], p_blob_data bytea[])
 returns table (ord int, code text, run_id uuid) language plpgsql as $$
 declare
@@ -59,8 +59,7 @@ begin
         code := 'existing';
         run_id := v_old.run_id;
       else
-        code := 'name-taken';
-        run_id := null;
+        perform perdure.refuse('name-taken', format('there is a run named %s in namespace %s', p_runs[i] ->> 'name', p_runs[i] ->> 'namespace'));
       end if;
     end;
     return next;
@@ -191,7 +190,7 @@ begin
   return (r, jsonb_build_object('state', r.state))::perdure.op_result;
 end $$;
 
--- The lease (epoch) is over without a word from the worker. `gone`: its pod was seen terminated. `silent`: only if the heartbeats are
+-- The lease (epoch) is over without a word from the worker. `silentSeconds`: only if the heartbeats are
 -- as old as the reaper believes; one may have come since it looked.
 create or replace function perdure.op_expire(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
 declare
@@ -202,9 +201,6 @@ begin
     return (r, jsonb_build_object('expired', false))::perdure.op_result;
   end if;
   r := perdure.worker_lost(r, p_body ->> 'reason', p_now);
-  if coalesce((p_body ->> 'gone')::boolean, false) then
-    perform perdure.executor_terminated(l.holder);
-  end if;
   r := perdure.settle(r, p_now);
   return (r, jsonb_build_object('expired', true))::perdure.op_result;
 end $$;

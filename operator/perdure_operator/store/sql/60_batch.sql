@@ -7,16 +7,21 @@
 --   3. Every operation is answered by a code of its own; a refusal rolls back that operation alone. Anything unexpected aborts the batch,
 --      and the gateway runs its operations one by one, so that one bad operation harms nobody else.
 --   4. The operations of one run are in at most one batch at a time and in order. The gateway sees to that.
+-- Plans: every statement here touches a few rows by key. Planning one anew costs more than running it, and a plan made while the tables
+-- were empty would scan them for the rest of the session; so the functions ask for generic plans that use the indexes.
 -- A worker's operation is fenced by (epoch, holder): compared here, under the lock, never by a clock.
 
--- The lock of the batch. `p_wait`: the slow lane (lock_timeout bounds it).
-create or replace function perdure.lock_runs(p_runs uuid[], p_wait boolean) returns setof uuid language plpgsql set lock_timeout = '2s' as $$
+-- The lock of the batch; gives the runs that it did not get. `p_wait`: the slow lane (lock_timeout bounds it).
+create or replace function perdure.lock_runs(p_runs uuid[], p_wait boolean) returns uuid[] language plpgsql set lock_timeout = '2s' as $$
+declare
+  v_locked uuid[];
 begin
   if p_wait then
-    return query select q.run_id from perdure.runs q where q.run_id = any (p_runs) order by q.run_id for no key update;
+    v_locked := array(select q.run_id from perdure.runs q where q.run_id = any (p_runs) order by q.run_id for no key update);
   else
-    return query select q.run_id from perdure.runs q where q.run_id = any (p_runs) order by q.run_id for no key update skip locked;
+    v_locked := array(select q.run_id from perdure.runs q where q.run_id = any (p_runs) order by q.run_id for no key update skip locked);
   end if;
+  return array(select distinct u from unnest(p_runs) u where u <> all (v_locked));
 end $$;
 
 -- Journals step outcomes, set-based: the hot path. Arrays are by operation; s_* are dirty slices and b_* blobs, by the operation's number.
@@ -25,10 +30,11 @@ create or replace function perdure.journal_batch(
   p_phase text[], p_attempts int[], p_output bytea[], p_error jsonb[],
   s_ord int[], s_name text[], s_append boolean[], s_version int[], s_value bytea[],
   b_ord int[], b_run uuid[], b_hash bytea[], b_data bytea[], p_wait boolean)
-returns table (ord int, code text, seq bigint, existing boolean) language plpgsql as $$
+returns table (ord int, code text, seq bigint, existing boolean)
+language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_mergejoin = off as $$
 declare
   v_now timestamptz;
-  v_locked uuid[] := array(select perdure.lock_runs(p_run, p_wait));
+  v_unlocked uuid[] := perdure.lock_runs(p_run, p_wait);
 begin
   v_now := perdure.now();
   return query
@@ -45,10 +51,13 @@ begin
       end as verdict
     from unnest(p_run, p_epoch, p_holder, p_req, p_key, p_name, p_state, p_fingerprint, p_phase, p_attempts, p_output, p_error) with ordinality
          as o(run, epoch, holder, req, key, name, state, fingerprint, phase, attempts, output, error, n)
-    left join perdure.runs r on r.run_id = o.run and r.run_id = any (v_locked)
+    left join perdure.runs r on r.run_id = o.run and o.run <> all (v_unlocked)
     left join perdure.journal j on j.run_id = o.run and j.key = o.key
-  ), accepted as materialized (
-    select *, last_seq + row_number() over (partition by run order by n) as new_seq from ops where verdict = 'ok'
+  ), numbered as materialized (
+    select *, case when verdict = 'ok' then last_seq + count(*) filter (where verdict = 'ok') over (partition by run order by n) end as new_seq
+    from ops
+  ), accepted as (
+    select * from numbered where verdict = 'ok'
   ), moved as (
     update perdure.runs r set last_seq = a.top, worker_seq = a.top, steps = r.steps + a.done
     from (select run, max(new_seq) as top, count(*)::int as done from accepted group by run) a where r.run_id = a.run
@@ -67,9 +76,9 @@ begin
     select distinct on (b.run, b.hash) b.run, b.hash, b.data from unnest(b_ord, b_run, b_hash, b_data) b(o, run, hash, data) join accepted a on a.n = b.o
     on conflict do nothing
   )
-  select ops.n::int, case when ops.verdict = 'existing' then 'ok' else ops.verdict end, coalesce(a.new_seq, ops.old_seq),
-    ops.old_seq is not null and ops.old_req is distinct from ops.req
-  from ops left join accepted a using (n);
+  select n::int, case when verdict = 'existing' then 'ok' else verdict end, coalesce(new_seq, old_seq),
+    old_seq is not null and old_req is distinct from req
+  from numbered;
 end $$;
 
 -- One operation of a locked run. The row comes in as it is and goes back as it shall be.
@@ -91,6 +100,7 @@ begin
     when 'pause' then perdure.op_verb(r, 'pause', p_body, p_now)
     when 'resume' then perdure.op_verb(r, 'resume', p_body, p_now)
     when 'expire' then perdure.op_expire(r, p_body, p_now)
+    when 'note' then (perdure.log(r, p_body ->> 'kind', p_body -> 'data', p_now), '{}'::jsonb)::perdure.op_result
     when 'settle' then (perdure.settle(r, p_now), '{}'::jsonb)::perdure.op_result
   end;
 end $$;
@@ -101,10 +111,11 @@ create or replace function perdure.control_batch(
   p_run uuid[], p_epoch int[], p_holder uuid[], p_req uuid[], p_kind text[], p_body jsonb[], p_payload bytea[],
   s_ord int[], s_name text[], s_append boolean[], s_version int[], s_value bytea[],
   b_ord int[], b_run uuid[], b_hash bytea[], b_data bytea[], p_idle uuid[], p_gateway text, p_wait boolean)
-returns table (ord int, code text, detail text, answer jsonb, state text, leased uuid, epoch int) language plpgsql as $$
+returns table (ord int, code text, detail text, answer jsonb, state text, leased uuid, epoch int)
+language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_mergejoin = off as $$
 declare
   v_now timestamptz;
-  v_locked uuid[] := array(select perdure.lock_runs(p_run, p_wait));
+  v_unlocked uuid[] := perdure.lock_runs(p_run, p_wait);
   r perdure.runs;
   v_before perdure.runs;
   v_fenced boolean;
@@ -113,7 +124,7 @@ declare
 begin
   for i in 1 .. cardinality(p_run) loop
     ord := i; detail := ''; answer := '{}'; state := null; leased := null; epoch := null; code := 'ok';
-    if p_run[i] <> all (v_locked) then
+    if p_run[i] = any (v_unlocked) then
       code := case when exists (select 1 from perdure.runs q where q.run_id = p_run[i]) then 'busy' else 'run-not-found' end;
       return next;
       continue;

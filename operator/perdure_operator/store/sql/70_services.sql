@@ -55,12 +55,21 @@ create or replace function perdure.retire_idle(p_pool text, p_count int) returns
   returning pod_id
 $$;
 
+create or replace function perdure.retire_silent_pods(p_silent_seconds double precision) returns bigint language sql as $$
+  with gone as (
+    update perdure.pods p set state = 'retiring', since = perdure.now()
+    where p.state in ('idle', 'starting', 'leased') and p.run_id is null and p.seen_at < perdure.now() - p_silent_seconds * interval '1 second'
+    returning 1)
+  select count(*) from gone
+$$;
+
 -- A pod's process has ended. Whatever state it was in, it is retiring now and its row goes; its lease, if any, comes back to be expired.
 create or replace function perdure.pod_gone(p_pod uuid) returns table (run_id uuid, epoch int) language plpgsql as $$
 begin
   perform 1 from perdure.leases l where l.holder = p_pod for update;
   update perdure.pods set state = 'retiring', run_id = null, since = perdure.now() where pod_id = p_pod;
   delete from perdure.pods where pod_id = p_pod and state = 'retiring';
-  perform perdure.executor_terminated(p_pod);
+  insert into perdure.terminated_pods values (p_pod, perdure.now()) on conflict do nothing;
+  delete from perdure.terminated_pods where at < perdure.now() - interval '30 days';
   return query select l.run_id, l.epoch from perdure.leases l where l.holder = p_pod;
 end $$;
