@@ -3,8 +3,9 @@
 Rules (with ``store/sql/60_batch.sql``): a run's operations are in at most one batch at a time and in the order they came, so a later
 one never commits before an earlier one. Step outcomes travel in batches of their own, set-based. A run that somebody else has locked
 goes to the slow lane, where one operation at a time waits for the lock. An unexpected error reruns the batch one by one, so a bad
-operation harms only itself. A lost answer is tried again with the same request ids; when that takes too long, the operation and all
-that queue behind it for the same run are refused as ``unavailable``, and the caller resends them in order.
+operation harms only itself. A lost answer is tried again with the same request ids. When that takes too long (``unavailable``), or the
+slow lane does not get the lock (``busy``), the operation and all that queue behind it for the same run are refused, and the caller
+resends them in order.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ class Batcher:
         try:
             outcomes: list[Outcome | PerdureError] = list(await self._until_answered(batch))
         except Unavailable as error:
-            self._abandon(batch, error)
+            for run in dict.fromkeys(entry.operation.run for entry in batch):
+                self._abandon(run, error)
             return
         except PerdureError as error:
             if len(batch) == 1:
@@ -142,15 +144,20 @@ class Batcher:
         metrics.COMMIT_SECONDS.observe(time.monotonic() - started)
         metrics.BATCH_SIZE.observe(len(batch))
         done: Counter[UUID] = Counter()
-        locked: set[UUID] = set()
+        stopped: dict[UUID, PerdureError | None] = {}
         for entry, outcome in zip(batch, outcomes, strict=True):
+            run = entry.operation.run
+            if run in stopped:
+                continue  # whatever it is, it comes after the one that is not decided
             if isinstance(outcome, Outcome) and outcome.code == Busy.code:
-                locked.add(entry.operation.run)
+                stopped[run] = None
+            elif isinstance(outcome, Busy | Unavailable):
+                stopped[run] = outcome
             else:
-                done[entry.operation.run] += 1
+                done[run] += 1
                 self._finish(entry, outcome)
         for run in {entry.operation.run for entry in batch}:
-            self._advance(run, done[run], locked=run in locked)
+            self._advance(run, done[run], stopped.get(run), locked=run in stopped)
 
     async def _until_answered(self, batch: list[_Entry], *, wait: bool = False) -> list[Outcome]:
         pause = 0.05
@@ -162,6 +169,11 @@ class Batcher:
                     raise
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 1.0)
+            except PerdureError:
+                raise
+            except Exception as error:
+                # E.g. what the driver cannot encode. The worker must live: it serves all other runs too.
+                raise StoreError(f"{type(error).__name__}: {error}") from error
 
     async def _call(self, operations: list[Operation], *, wait: bool) -> list[Outcome]:
         if isinstance(operations[0], JournalStep):
@@ -171,12 +183,19 @@ class Batcher:
 
     async def _one_by_one(self, batch: list[_Entry]) -> list[Outcome | PerdureError]:
         outcomes: list[Outcome | PerdureError] = []
+        stopped: dict[UUID, PerdureError] = {}
         for entry in batch:
+            run = entry.operation.run
             try:
+                if run in stopped:
+                    raise stopped[run]
                 outcomes += await self._until_answered([entry], wait=True)
+            except (Busy, Unavailable) as error:
+                stopped[run] = error
+                outcomes.append(error)
             except PerdureError as error:
                 if isinstance(error, StoreError):
-                    log.error("operation failed", error=str(error), run=str(entry.operation.run))
+                    log.error("operation failed", error=str(error), run=str(run))
                 outcomes.append(error)
         return outcomes
 
@@ -188,12 +207,14 @@ class Batcher:
         except Exception:
             log.exception("the receiver of an outcome failed", run=str(entry.operation.run))
 
-    def _advance(self, run: UUID, done: int, *, locked: bool = False) -> None:
-        """Drops what is done from a run's queue; with more to do the run is ready again, or goes to the slow lane."""
+    def _advance(self, run: UUID, done: int, error: PerdureError | None = None, *, locked: bool = False) -> None:
+        """Drops what is done from a run's queue; with more to do the run is ready again, goes to the slow lane, or is given up."""
         queue = self._queues[run]
         for _ in range(done):
             queue.popleft()
-        if locked:
+        if error is not None:
+            self._abandon(run, error)
+        elif locked:
             task = asyncio.create_task(self._slow_lane(run))
             self._slow.add(task)
             task.add_done_callback(self._slow.discard)
@@ -209,16 +230,15 @@ class Batcher:
         async with self._slow_slots:
             try:
                 outcome: Outcome | PerdureError = (await self._until_answered([entry], wait=True))[0]
-            except Unavailable as error:
-                self._abandon([entry], error)
+            except (Busy, Unavailable) as error:
+                self._abandon(run, error)
                 return
             except PerdureError as error:
                 outcome = error
         self._finish(entry, outcome)
         self._advance(run, 1)
 
-    def _abandon(self, batch: list[_Entry], error: Unavailable) -> None:
-        """Whether these were committed is not known: all that wait behind them for the same runs are refused too, to keep the order."""
-        for run in dict.fromkeys(entry.operation.run for entry in batch):
-            for entry in self._queues.pop(run):
-                self._finish(entry, error)
+    def _abandon(self, run: UUID, error: PerdureError) -> None:
+        """The run's next operation is not committed, or nobody knows: all that wait behind it are refused too, to keep the order."""
+        for entry in self._queues.pop(run):
+            self._finish(entry, error)

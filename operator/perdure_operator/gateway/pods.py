@@ -292,7 +292,9 @@ class Hub:
             pod.send(wire.Answer(id=frame.id, body=wire.encode_json(result.answer)))
             return
         metrics.OPERATIONS.labels(operation.kind, "ok").inc()
-        released = (operation.kind != "activity.end" and result.state != "Running") or result.leased is not None
+        # The answer to a resend may come when the run has long been running elsewhere.
+        holds = pod.held is not None and pod.held.run == operation.run and pod.held.fence == operation.fence
+        released = (operation.kind != "activity.end" and (result.state != "Running" or not holds)) or result.leased is not None
         if released:
             self._release(pod)
         wanted = translate.stored(result.answer)

@@ -1,4 +1,4 @@
-"""The JSON that people and programs read of a run. Shapes are described in docs/api.md and in the OpenAPI file."""
+"""The JSON that people and programs read of a run. The OpenAPI file (docs/openapi) is made from it."""
 
 from __future__ import annotations
 

@@ -111,13 +111,14 @@ returns table (run_id uuid, cancel boolean, pause boolean) language plpgsql as $
 declare
   v_now timestamptz := perdure.now();
 begin
-  update perdure.leases l set beat_at = v_now, gateway = p_gateway
+  -- Not the gateway: a pod is where it said hello last, and an old connection of it may still beat elsewhere.
+  update perdure.leases l set beat_at = v_now
   where l.run_id in (
     select x.run_id from unnest(p_runs, p_epochs, p_pods) b(run_id, epoch, pod)
     join perdure.leases x on x.run_id = b.run_id and x.epoch = b.epoch and x.holder = b.pod
     order by x.run_id for update of x skip locked);
   update perdure.pods set seen_at = v_now
-  where pod_id in (select d.pod_id from perdure.pods d where d.pod_id = any (p_idle) and d.seen_at < v_now - interval '5 seconds'
+  where pod_id in (select d.pod_id from perdure.pods d where d.pod_id = any (p_idle) and d.gateway = p_gateway and d.seen_at < v_now - interval '5 seconds'
                    order by d.pod_id for update skip locked);
   return query
   select r.run_id, r.cancel_requested, r.paused or r.spec_paused

@@ -1,0 +1,364 @@
+"""The state of this pod between its gateway and its agent: which run it holds, what may pass, when its work is over.
+
+Everything here runs on the event loop and awaits nothing but changes; ``link`` calls in from one side, ``app`` and ``session`` from the
+other. The gateway decides about the lease, always: a clock of this process never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from perdure.protocol import (
+    PROTOCOL_VERSION,
+    Answer,
+    Beat,
+    FromGateway,
+    FromPod,
+    Hello,
+    Idle,
+    Lease,
+    LeaseLost,
+    Push,
+    Refusal,
+    Retire,
+    Welcome,
+    encode_frame,
+)
+from perdure.sidecar import VERSION
+from perdure.sidecar.link import Link
+from perdure.sidecar.metrics import Metrics
+from perdure.sidecar.outbox import Outbox, Outcome, Waiter
+from perdure.sidecar.presence import Presence
+from perdure.sidecar.problems import refuse
+from perdure.sidecar.run import HeldRun, State, closed_token
+from perdure.sidecar.supervisor import Supervisor
+
+LEASE_WAIT_SHARE = 0.5
+"""After the welcome on a reconnect: the share of the lease's length that its redelivery may take before it counts as lost. Nobody else can
+have the run before the lease expires, and a gateway whose database is just coming back is slow."""
+
+_LEASE_LOST = "urn:perdure:lease-lost"
+
+log = logging.getLogger("perdure.sidecar.pod")
+
+
+class AgentChannel(Protocol):
+    """An open connection of the agent that is told what happens to the run."""
+
+    def poke(self, poke: bytes, parts: list[tuple[str, bytes]]) -> None: ...
+    def lost(self, reason: str) -> None: ...
+    def end(self) -> None:
+        """Close it."""
+
+
+def new_secret() -> str:
+    return os.urandom(24).hex()
+
+
+class Pod:
+    """``over`` is set when the pod's work is done and the process may end. ``retiring``: why it takes no more runs, "" while it does."""
+
+    def __init__(self, *, reuse: bool, metrics: Metrics, time: Callable[[], float], secrets: Callable[[], str] = new_secret) -> None:
+        self.outbox = Outbox()
+        self.presence = Presence()
+        self.supervisor = Supervisor(self, self.presence)
+        self.metrics = metrics
+        self.channels: set[AgentChannel] = set()
+        self.held: HeldRun | None = None
+        self.welcome: Welcome | None = None
+        self.link: Link | None = None
+        self.retiring = ""
+        self.over = asyncio.Event()
+        self.reuse = reuse
+        self._time = time
+        self._secrets = secrets
+        self._open = False
+        self._had_run = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # -------------------------------------------------------------------------------------------- agent side
+
+    def perform(self, *, op: str, body: bytes, req: str, secret: str | None, waiter: Waiter) -> None:
+        """Takes an operation of the agent; its outcome goes to ``waiter``. Raises ProblemError, msgspec.DecodeError."""
+        run = self.running(secret, op)
+        closed = closed_token(body) if op == "activity.end" else ""
+        run.began(self._time())
+
+        def settled(outcome: Outcome) -> None:
+            waiter(outcome)
+            run.acknowledged(op, closed, outcome.body if isinstance(outcome, Answer) else None, self._time())
+            self.supervisor.acknowledged(run)
+
+        self.submit(run=run.run, epoch=run.epoch, op=op, body=body, req=req, waiter=settled)
+
+    def running(self, secret: str | None, op: str = "") -> HeldRun:
+        """The held run, if who shows this secret may do ``op`` to it now. Raises ProblemError."""
+        run = self.held
+        if run is None:
+            raise refuse("retiring", self.retiring) if self.retiring else refuse("no-run", "GET /v1/run waits for one")
+        if not run.admits(secret):
+            raise refuse("unauthorized", "this pod runs each run under its own secret")
+        if run.state is not State.LIVE and op != "activity.end":
+            code = "run-released" if run.state is State.RELEASED else "lease-lost"
+            raise refuse(code, f"run {run.run}, epoch {run.epoch}: {run.reason or 'its lease is being ended'}")
+        self.presence.seen()
+        return run
+
+    def submit(self, *, run: str, epoch: int, op: str, body: bytes, req: str, waiter: Waiter) -> None:
+        """Without asking whether it may pass: for what the sidecar itself has to say."""
+        self.outbox.add(run=run, epoch=epoch, req=req, op=op, body=body, waiter=waiter)
+        self._pump()
+
+    async def context(self, secret: str | None) -> bytes:
+        """Waits until this pod holds a run; its context as JSON. Raises ProblemError."""
+        while True:
+            if self.held is None and not self.retiring:
+                await self.changed()
+                continue
+            if self.held is not None and self.held.state is State.RELEASED and not self.reuse:
+                raise refuse("retiring", "the run of this pod has finished or suspended")
+            return self.running(secret).context
+
+    async def next_secret(self) -> str:
+        """Waits until this pod holds a run that no process has been made for; gives its secret. Who asks has no child alive.
+        Raises ProblemError."""
+        while True:
+            run = self.held
+            if run is not None and run.handed_out and not run.over:
+                await asyncio.shield(self.supervisor.agent_gone(run, "the parent process asked for the next run"))
+            elif run is not None and run.over:
+                self._clean()
+            elif self.retiring:
+                raise refuse("retiring", self.retiring)
+            elif run is None:
+                await self.changed()
+            else:
+                run.handed_out = True
+                return run.secret or ""
+
+    async def child_ended(self, *, clean: bool, exit_code: int | None) -> None:
+        """The process of the run that was handed out has ended. A run still held is given back first."""
+        run = self.held
+        if run is not None and run.handed_out:
+            gone = self.supervisor.agent_gone(
+                run, f"the agent process ended with code {exit_code} before the run had finished or suspended"
+            )
+            await asyncio.shield(gone)
+            if self.held is run:
+                self._clean(clean)
+
+    def changed(self) -> asyncio.Future[None]:
+        """Done at the next change of the lease or of the pod's own state."""
+        return asyncio.shield(self._change)
+
+    def _changed(self) -> None:
+        self._change.set_result(None)
+        self._change = asyncio.get_running_loop().create_future()
+
+    def open_channel(self, channel: AgentChannel) -> None:
+        self.channels.add(channel)
+        run = self.held
+        if run is None:
+            return
+        if run.over:
+            channel.lost(run.reason)
+        elif flags := run.flags():
+            channel.poke(b"{" + b",".join(part[1:-1] for _, part in flags) + b"}", flags)
+
+    # -------------------------------------------------------------------------------------------- the lease
+
+    def end(self, run: HeldRun, state: State, reason: str) -> None:
+        """The lease is over. Does nothing the second time."""
+        if run.over:
+            return
+        run.state, run.reason = state, reason
+        log.info("the lease is over", extra={"run": run.run, "epoch": run.epoch, "state": state.value, "reason": reason})
+        self.supervisor.ended(run)
+        if state is State.LOST:
+            for channel in tuple(self.channels):
+                channel.lost(reason)
+        if not self.reuse or self.retiring:
+            self.over.set()
+        else:
+            asyncio.get_running_loop().call_later(run.grace_seconds, self._not_clean_in_time, run)
+        self._changed()
+
+    def dismiss(self, reason: str) -> None:
+        """The sidecar has ended the lease: the agent, if it still hears, is to stop; its channels are closed."""
+        for channel in tuple(self.channels):
+            channel.lost(reason)
+            channel.end()
+
+    def _not_clean_in_time(self, run: HeldRun) -> None:
+        if self.held is run:
+            self.retire("the agent process did not end after its run had ended")
+
+    def _clean(self, clean: bool = True) -> None:
+        """Nothing of the last run is left: this pod may take another."""
+        self.held, self._had_run = None, True
+        for channel in tuple(self.channels):
+            channel.end()
+        if not clean:
+            self.retire("the last run left processes behind")
+        elif self.retiring:
+            self.over.set()
+        elif self._open:
+            self._send(Idle())
+        self._changed()
+
+    def retire(self, reason: str) -> None:
+        """No more runs; a live one is stopped."""
+        log.info("the pod retires", extra={"reason": reason})
+        self.retiring = reason
+        if self.held is not None:
+            self.end(self.held, State.LOST, f"the pod retires: {reason}")
+        self.over.set()
+        self._changed()
+
+    def drain(self, reason: str) -> None:
+        """No more runs; a live one may come to its end."""
+        self.retiring = reason
+        if self.held is None or self.held.over:
+            self.over.set()
+        self._changed()
+
+    # -------------------------------------------------------------------------------------------- gateway side: link.Endpoint
+
+    def on_connected(self, link: Link) -> None:
+        run = self.held
+        self.link, self._open = link, False
+        self.outbox.rewind()
+        # A lease that is over is still named until the pod is clean: a pod that names none may be given a run.
+        self._send(
+            Hello(
+                protocol=PROTOCOL_VERSION,
+                sidecar=f"perdure/{VERSION}",
+                reuse=self.reuse,
+                run=run.run if run else None,
+                epoch=run.epoch if run else None,
+            )
+        )
+
+    def on_disconnected(self, link: Link) -> None:
+        self.link, self._open = None, False
+        self._stop_waiting()
+
+    def on_writable(self) -> None:
+        self._pump()
+
+    def on_frame(self, link: Link, frame: FromGateway) -> None:
+        if isinstance(frame, (Answer, Refusal)):
+            self._on_outcome(frame)
+        elif isinstance(frame, Push):
+            self._on_push(frame)
+        elif isinstance(frame, Lease):
+            self._on_lease(frame)
+        elif isinstance(frame, Welcome):
+            self._on_welcome(frame)
+        elif isinstance(frame, LeaseLost):
+            if self.held is not None and self.held.matches(frame.run, frame.epoch):
+                self.end(self.held, State.LOST, frame.reason)
+                self._resume()
+        elif isinstance(frame, Retire):
+            self.retire(frame.reason)
+            self._resume()
+
+    def _on_outcome(self, outcome: Outcome) -> None:
+        pending = self.outbox.settle(outcome.id)
+        if pending is None:
+            return
+        self.metrics.answered(pending, outcome, self._time())
+        run = self.held
+        # The state first: the agent may act on the answer at once.
+        if run is not None and run.matches(pending.run, pending.epoch):
+            if isinstance(outcome, Answer):
+                if outcome.released:
+                    self.end(run, State.RELEASED, "the run has finished or suspended")
+            elif outcome.problem.type == _LEASE_LOST:
+                self.end(run, State.LOST, outcome.problem.detail)
+        for waiter in pending.waiters:
+            waiter(outcome)
+
+    def _on_push(self, frame: Push) -> None:
+        run = self.held
+        if run is None or run.over or not run.matches(frame.run, frame.epoch):
+            return
+        try:
+            parts = run.poked(frame.poke)
+        except msgspec.DecodeError as error:
+            log.error("a push of the gateway cannot be read", extra={"error": str(error)})
+            return
+        for channel in tuple(self.channels):
+            channel.poke(frame.poke, parts)
+        self.supervisor.poked(run)
+
+    def _on_lease(self, frame: Lease) -> None:
+        run = self.held
+        if run is not None and run.matches(frame.run, frame.epoch):
+            run.context = frame.context
+            self._resume()
+            return
+        if run is not None:
+            self.end(run, State.LOST, "the gateway gave this pod another lease")
+        if self.retiring or (run is not None and not self.reuse):
+            log.warning("a lease came to a pod that takes no more", extra={"run": frame.run, "epoch": frame.epoch})
+            return
+        for channel in tuple(self.channels):
+            if run is not None:
+                channel.end()
+        self.held = HeldRun(frame, secret=self._secrets() if self.reuse else None, now=self._time())
+        self.supervisor.began(self.held)
+        log.info("the pod holds a run", extra={"run": frame.run, "epoch": frame.epoch})
+        self._resume()
+        self._changed()
+
+    def _on_welcome(self, frame: Welcome) -> None:
+        self.welcome = frame
+        if self.held is None or self.held.over:
+            self._resume()
+            if self.reuse and self._had_run and self.held is None:
+                self._send(Idle())
+        else:
+            self._timer = asyncio.get_running_loop().call_later(frame.lease_seconds * LEASE_WAIT_SHARE, self._not_delivered, self.held)
+        self._changed()
+
+    def _not_delivered(self, run: HeldRun) -> None:
+        self.end(run, State.LOST, "the gateway did not deliver the lease again")
+        self._resume()
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _resume(self) -> None:
+        """This link takes operations. Those of a lease that is over go too: the gateway knows whether they were committed before."""
+        self._stop_waiting()
+        self._open = self.link is not None
+        self._pump()
+
+    def _pump(self) -> None:
+        link = self.link
+        if link is None or not self._open:
+            return
+        while link.writable and (pending := self.outbox.next_unsent()) is not None:
+            if pending.sent_at is None:
+                pending.sent_at = self._time()
+            else:
+                self.metrics.resent += 1
+            link.send(pending.frame)
+
+    def _send(self, frame: FromPod) -> None:
+        if self.link is not None:
+            self.link.send(encode_frame(frame))
+
+    def beat(self, now: float) -> None:
+        run = self.held if self.held is not None and not self.held.over else None
+        self._send(Beat(run=run.run if run else None, epoch=run.epoch if run else None, agent=self.presence.age(now) if run else None))

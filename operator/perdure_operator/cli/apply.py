@@ -1,0 +1,80 @@
+"""Manifests to the gateway: pools first, then runs. Sent twice, a run is the same run.
+
+A run that is there under its name is left alone, so `perdure dev` can be started again and again on the same files and goes on with the
+runs that it has. The Idempotency-Key is ``spec.idempotencyKey``, else the name. A ``generateName`` makes a new run each time.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from perdure_operator.cli.client import ApiError, Client, NotFound
+from perdure_operator.cli.views import RunView
+from perdure_operator.kube.api.v1alpha1 import AgentRef, AgentRun, PoolRef, implicit_pool
+from perdure_operator.local.manifests import Loaded, pools, runs
+
+POOL_SECONDS = 5.0
+"""A gateway knows a pool that another gateway was told of after a second or so."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """``created`` is False when the run was there already."""
+
+    run: RunView
+    created: bool
+
+
+def apply(client: Client, loaded: list[Loaded]) -> Iterator[Applied]:
+    """Stores every pool, then yields each run as it is stored. Raises ApiError."""
+    for item, pool in pools(loaded):
+        client.put_pool(item.namespace, item.name, pool.spec.to_json())
+    for item, run in runs(loaded):
+        if run.spec.agent.template is not None:
+            name, spec = implicit_pool(run.spec.agent.template)
+            client.put_pool(item.namespace, name, spec.to_json())
+        yield submit(client, item.namespace, *_request(item, run))
+
+
+def pool_names(loaded: Iterable[Loaded]) -> dict[str, Loaded]:
+    """Which manifest each pool comes from, implicit ones too, by namespace/name."""
+    found = {item.full_name: item for item, _ in pools(loaded)}
+    for item, run in runs(loaded):
+        if run.spec.agent.template is not None:
+            found[f"{item.namespace}/{implicit_pool(run.spec.agent.template)[0]}"] = item
+    return found
+
+
+def submit(client: Client, namespace: str, name: str, body: dict[str, Any], key: str) -> Applied:
+    """The run of this name, made if it is not there. Raises ApiError."""
+    try:
+        return Applied(client.run(namespace, name), created=False)
+    except NotFound:
+        pass
+    deadline = time.monotonic() + POOL_SECONDS
+    while True:
+        try:
+            run = client.submit(namespace, {**body, "name": name}, key)
+        except ApiError as error:
+            if error.code != "pool-not-found" or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+        else:
+            # Another name: the key has made a run before.
+            return Applied(run, created=run.name == name)
+
+
+def _request(item: Loaded, run: AgentRun) -> tuple[str, dict[str, Any], str]:
+    """Name, body and Idempotency-Key of the submission. A template of the run's own is sent as a reference to its implicit pool."""
+    name = item.name or f"{run.metadata.generate_name}{secrets.token_hex(3)}"
+    spec = run.spec
+    if spec.agent.template is not None:
+        spec = spec.model_copy(update={"agent": AgentRef(pool_ref=PoolRef(name=implicit_pool(spec.agent.template)[0]))})
+    body: dict[str, Any] = {"spec": spec.to_json()}
+    if run.metadata.labels:
+        body["labels"] = dict(run.metadata.labels)
+    return name, body, spec.idempotency_key or f"manifest:{name}"

@@ -1,0 +1,37 @@
+"""`perdure dev`: the command. What it does is in :mod:`session`, which is imported when it is called: it needs half of the project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perdure_operator.cli.context import USAGE, Namespace, fail
+from perdure_operator.local.state import NAME, StateDir
+
+
+def dev(
+    files: Annotated[list[Path] | None, typer.Option("-f", "--filename", help="Manifests: YAML files or folders.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when all runs from the files have ended; exit 1 if one failed.")] = False,
+    state_dir: Annotated[Path, typer.Option(envvar="PERDURE_STATE", help="Where data and logs are kept.")] = Path(NAME),
+    fresh: Annotated[bool, typer.Option("--fresh", help="First forget what the state folder holds.")] = False,
+    max_pods: Annotated[int | None, typer.Option(min=1, help="Worker pods at a time; by default four for each core.")] = None,
+    namespace: Namespace = "default",
+) -> None:
+    """Run Perdure on this machine: database, gateways and worker processes. Ctrl-C stops it; started again it goes on."""
+    import asyncio
+
+    from perdure_operator.cli import session
+    from perdure_operator.local.manifests import load, runs
+
+    loaded = load(files or [], namespace=namespace)
+    if once and not runs(loaded):
+        fail("--once waits for runs, and the files hold none", "Give files with an AgentRun: perdure dev -f run.yaml --once", USAGE)
+    state = StateDir(state_dir)
+    state.create()
+    state.acquire()
+    if fresh:
+        state.clear()
+        state.create()
+    raise typer.Exit(asyncio.run(session.run(state, loaded, once=once, max_pods=max_pods)))

@@ -1,0 +1,180 @@
+"""Tables and documents for people: what kubectl would print, in its words and columns."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from typing import Any
+
+import yaml
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from perdure_operator.cli.story import PodName, age, clock, plain, tell
+from perdure_operator.cli.views import EventView, JournalView, LedgerView, PoolView, RunView, WhyView
+
+STYLES = {
+    "Pending": "yellow",
+    "Running": "cyan",
+    "Suspended": "blue",
+    "Paused": "magenta",
+    "Cancelling": "magenta",
+    "Succeeded": "green",
+    "Failed": "bold red",
+    "Cancelled": "dim",
+    "SUCCEEDED": "green",
+    "UNKNOWN": "bold red",
+    "FAILED": "red",
+}
+
+
+class Output(StrEnum):
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+
+def console() -> Console:
+    """Standard output; without a terminal lines are as long as they need to be, and plain."""
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
+
+
+def document(value: Any, output: Output) -> None:
+    """The API's own JSON, or the same as YAML."""
+    if output is Output.JSON:
+        print(json.dumps(value, indent=2, ensure_ascii=False))
+    else:
+        print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
+    found = Table(*columns, box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for column in found.columns:
+        column.no_wrap = True
+        column.overflow = "ellipsis"
+    for row in rows:
+        found.add_row(*(cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row))
+    return found
+
+
+def phase(state: str) -> Text:
+    return Text(plain(state), style=STYLES.get(state, ""))
+
+
+def waiting(run: RunView) -> str:
+    """What it waits for, or why it does not run."""
+    if run.terminal:
+        return str(run.error) if run.error and run.state == "Failed" else ""
+    if run.waiting_for:
+        more = len(run.waiting_for) - 1
+        return str(run.waiting_for[0]) + (f" +{more}" if more else "")
+    return (run.message or run.reason) if run.state in ("Pending", "Suspended") else ""
+
+
+def progress(run: RunView) -> str:
+    """``3/7 write`` when the agent has a plan, else the number of journaled steps."""
+    if isinstance(run.progress, dict) and run.progress.get("total"):
+        return f"{run.progress.get('done', 0)}/{run.progress['total']} {run.progress.get('current') or ''}".strip()
+    return str(run.progress) if isinstance(run.progress, str) else f"{run.steps} step{'' if run.steps == 1 else 's'}"
+
+
+COLUMNS = ("NAME", "PHASE", "WAITING-FOR", "STEP/PROGRESS", "ATTEMPT", "POD", "AGE")
+WIDE = ("POOL", "CHILDREN", "ID", "SUMMARY")
+
+
+def run_row(run: RunView, pod_name: PodName, *, with_namespace: bool) -> list[str | Text]:
+    name = run.full_name if with_namespace else run.name
+    pod = pod_name(run.pod_id) if run.pod_id else ""
+    return [
+        name,
+        phase(run.phase),
+        plain(waiting(run), 60),
+        progress(run),
+        str(run.attempt),
+        pod,
+        age(run.created_at),
+    ]
+
+
+def runs(found: Iterable[RunView], pod_name: PodName, *, wide: bool = False, with_namespace: bool = False) -> Table:
+    def row(run: RunView) -> list[str | Text]:
+        children = f"{run.children.active}/{run.children.total}" if run.children.total else ""
+        extra = [run.pool, children, run.run_id, run.summary or run.objective]
+        return run_row(run, pod_name, with_namespace=with_namespace) + (extra if wide else [])
+
+    return table(COLUMNS + (WIDE if wide else ()), map(row, found))
+
+
+def pools(found: Iterable[PoolView], *, with_namespace: bool = False) -> Table:
+    def row(pool: PoolView) -> list[str | Text]:
+        capacity = pool.spec.get("capacity") or {}
+        counts = [str(n) for n in (pool.runnable, pool.idle, pool.starting, pool.leased)]
+        warm = f"{capacity.get('minIdle', 0)}..{capacity.get('maxIdle', '')}"
+        return [pool.pool if with_namespace else pool.pool.partition("/")[2], *counts, warm, str(capacity.get("maxPods", ""))]
+
+    return table(("NAME", "WAITING-RUNS", "IDLE", "STARTING", "LEASED", "WARM", "MAX"), map(row, found))
+
+
+def events(found: Iterable[EventView], pod_name: PodName) -> Table:
+    return table(("SEQ", "TIME", "EPOCH", "KIND", "WHAT"), map(event_row(pod_name), found))
+
+
+def event_row(pod_name: PodName) -> Callable[[EventView], list[str | Text]]:
+    return lambda e: [str(e.seq), clock(e.at), str(e.epoch), e.kind, tell(e, pod_name)]
+
+
+def ledger(found: Iterable[LedgerView], *, wide: bool = False) -> Table:
+    def row(entry: LedgerView) -> list[str | Text]:
+        key = entry.key if wide else entry.key[:12]
+        ref = entry.provider_ref or (str(entry.error) if entry.error else "")
+        return [key, entry.tool, entry.effect, phase(entry.state), str(entry.attempts), entry.step or "", ref]
+
+    return table(("KEY", "TOOL", "EFFECT", "STATE", "ATTEMPTS", "STEP", "PROVIDER-REF"), map(row, found))
+
+
+def journal(found: Iterable[JournalView]) -> Table:
+    def row(entry: JournalView) -> list[str | Text]:
+        return [str(entry.seq), entry.kind, entry.key, entry.state, str(entry.attempts or ""), str(entry.error) if entry.error else ""]
+
+    return table(("SEQ", "KIND", "KEY", "STATE", "ATTEMPTS", "ERROR"), map(row, found))
+
+
+def tree(root: RunView, descendants: Sequence[RunView], pod_name: PodName) -> Tree:
+    children: dict[str | None, list[RunView]] = {}
+    for run in descendants:
+        children.setdefault(run.parent, []).append(run)
+    top = Tree(_label(root, pod_name))
+    open_branches = [(top, root)]
+    while open_branches:
+        branch, run = open_branches.pop()
+        open_branches += [(branch.add(_label(child, pod_name)), child) for child in children.get(run.run_id, [])]
+    return top
+
+
+def _label(run: RunView, pod_name: PodName) -> Text:
+    text = Text.assemble(plain(run.name), "  ", phase(run.phase))
+    for part in (waiting(run), progress(run), pod_name(run.pod_id) if run.pod_id else "", plain(run.summary)):
+        if part:
+            text.append(f"  {plain(part)}", style="dim")
+    return text
+
+
+def why(view: WhyView, namespace: str, run: str) -> RenderableType:
+    """State, reason, and for each wait what would end it."""
+    option = "" if namespace == "default" else f"-n {namespace} "
+    lines = [Text.assemble(phase(view.state), f" for {age(view.since)}" if view.since else "")]
+    if not view.waiting_for and (view.reason or view.message):
+        lines.append(Text(plain(": ".join(p for p in (view.reason, view.message) if p), 1000)))
+    for wait in view.waiting_for:
+        parts = [f"waits for {wait}", f"for {age(wait.since)}" if wait.since else "", f"due {clock(wait.at)}" if wait.at else ""]
+        lines.append(Text("  " + plain(", ".join(p for p in parts if p))))
+        if wait.kind == "signal":
+            lines.append(Text(plain(f"    to send it: perdure signal {option}{run} {wait.name}"), style="dim"))
+        elif wait.kind == "child_done":
+            lines.append(Text(plain(f"    to see it:  perdure why {option}{wait.name}"), style="dim"))
+    return Text("\n").join(lines)

@@ -1,0 +1,81 @@
+"""Commands that act on a run: signal, cancel, pause, resume."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import uuid4
+
+import typer
+
+from perdure_operator.cli import render
+from perdure_operator.cli.client import run_path
+from perdure_operator.cli.context import USAGE, Format, Namespace, RunName, connect, fail, split
+from perdure_operator.cli.render import Output
+
+JSON_HELP = "JSON, or @FILE, or - for standard input. Text that is not JSON is sent as a string."
+
+
+def payload(text: str | None) -> Any:
+    """The value of a JSON argument. Exits with 2 when a file that it names is not JSON."""
+    if text is None:
+        return None
+    if text != "-" and not text.startswith("@"):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+    source = "standard input" if text == "-" else text[1:]
+    try:
+        return json.loads(sys.stdin.read() if text == "-" else Path(source).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        fail(f"{source} does not hold JSON: {error}", code=USAGE)
+
+
+def signal(
+    run: RunName,
+    name: Annotated[str, typer.Argument(help="The name that the run waits for.")],
+    value: Annotated[str | None, typer.Argument(metavar="[JSON]", help=JSON_HELP)] = None,
+    signal_id: Annotated[str | None, typer.Option("--id", help="Sent twice under the same id it counts once.")] = None,
+    namespace: Namespace = "default",
+    output: Format = Output.TABLE,
+) -> None:
+    """Send a signal to a run; it is kept if the run does not wait for it yet."""
+    place, run_name = split(run, namespace)
+    answer = connect().client.signal(place, run_name, name, payload(value), signal_id or str(uuid4()))
+    if output in (Output.JSON, Output.YAML):
+        render.document(answer, output)
+    else:
+        print(f"signal {name} {'was there already' if answer.get('duplicate') else 'sent'} (event {answer['seq']} of {place}/{run_name})")
+
+
+def cancel(
+    run: RunName,
+    reason: Annotated[str | None, typer.Option(help="Is kept in the log.")] = None,
+    namespace: Namespace = "default",
+    output: Format = Output.TABLE,
+) -> None:
+    """Cancel a run and its children: the agent is asked to stop, then made to."""
+    _verb("cancel", run, namespace, output, {"reason": reason} if reason else {})
+
+
+def pause(run: RunName, namespace: Namespace = "default", output: Format = Output.TABLE) -> None:
+    """Park a run: it gives its pod back and keeps what comes in until it is resumed."""
+    _verb("pause", run, namespace, output, {})
+
+
+def resume(run: RunName, namespace: Namespace = "default", output: Format = Output.TABLE) -> None:
+    """Let a paused run go on."""
+    _verb("resume", run, namespace, output, {})
+
+
+def _verb(verb: str, run: str, namespace: str, output: Output, body: dict[str, str]) -> None:
+    place, name = split(run, namespace)
+    answer = connect().client.send("POST", run_path(place, name, verb), body)
+    if output in (Output.JSON, Output.YAML):
+        render.document(answer, output)
+    else:
+        said = {"cancel": "asked to cancel", "pause": "asked to pause", "resume": "resumed"}[verb]
+        print(f"{place}/{name} {said} (it is {answer['state']})")

@@ -1,0 +1,143 @@
+"""The answers of the public API as the commands read them. Tolerant: fields that a newer gateway adds are ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+TERMINAL = frozenset({"Succeeded", "Failed", "Cancelled"})
+
+
+class View(msgspec.Struct, rename="camel", frozen=True):
+    """Base of the answers."""
+
+
+class WaitingFor(View, frozen=True):
+    kind: str
+    name: str = ""
+    at: str | None = None
+    since: str | None = None
+    key: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind.replace('_', ' ')} {self.name}".strip()
+
+
+class ErrorView(View, frozen=True):
+    type: str = ""
+    message: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+class Children(View, frozen=True):
+    active: int = 0
+    succeeded: int = 0
+    failed: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.active + self.succeeded + self.failed
+
+
+class RunView(View, frozen=True):
+    run_id: str
+    namespace: str
+    name: str
+    pool: str = ""
+    state: str = ""
+    reason: str = ""
+    message: str = ""
+    epoch: int = 0
+    attempt: int = 0
+    summary: str = ""
+    objective: str = ""
+    parent: str | None = None
+    root: str | None = None
+    pod_id: str | None = None
+    created_at: str | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+    waiting_for: list[WaitingFor] | None = None
+    result: Any = None
+    error: ErrorView | None = None
+    last_seq: int = 0
+    cancel_requested: bool = False
+    paused: bool = False
+    labels: dict[str, str] | None = None
+    children: Children = Children()
+    steps: int = 0
+    progress: Any = None
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def terminal(self) -> bool:
+        return self.state in TERMINAL
+
+    @property
+    def parked(self) -> bool:
+        """Given up until a person resumes it."""
+        return self.state == "Suspended" and self.reason == "LossesExhausted"
+
+    @property
+    def phase(self) -> str:
+        """The state, and what a person did to it."""
+        if self.terminal:
+            return self.state
+        return "Cancelling" if self.cancel_requested else "Paused" if self.paused and self.state == "Suspended" else self.state
+
+
+class EventView(View, frozen=True):
+    seq: int
+    at: str
+    kind: str
+    epoch: int = 0
+    data: Any = None
+    payload: Any = None
+
+
+class WhyView(View, frozen=True):
+    state: str
+    reason: str = ""
+    message: str = ""
+    since: str | None = None
+    waiting_for: list[WaitingFor] = []
+
+
+class LedgerView(View, frozen=True):
+    key: str
+    tool: str
+    effect: str = ""
+    state: str = ""
+    occurrence: int = 0
+    attempts: int = 0
+    step: str | None = None
+    provider_ref: str | None = None
+    policy: str = ""
+    error: ErrorView | None = None
+
+
+class JournalView(View, frozen=True):
+    key: str
+    kind: str
+    name: str = ""
+    state: str = ""
+    seq: int = 0
+    attempts: int = 0
+    error: ErrorView | None = None
+
+
+class PoolView(View, frozen=True):
+    """``pool`` is namespace/name."""
+
+    pool: str
+    runnable: int = 0
+    idle: int = 0
+    starting: int = 0
+    leased: int = 0
+    spec: dict[str, Any] = {}

@@ -1,0 +1,270 @@
+"""The fleet of local worker pods: as many as the queue asks for, and a few warm ones.
+
+Every tick compares what each pool needs (from the store) with the pods that there are, and starts or retires the difference; the rule is
+the pure function :func:`decide`. A pod belongs to a pool, never to a run. When its processes have ended the store is told at once, so a
+run whose worker crashed is queued again without waiting for its lease to expire. A pool whose pods break before they have done anything
+useful is tried again ever more slowly, one pod at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from uuid import UUID, uuid4
+
+from perdure_operator.domain.errors import PerdureError
+from perdure_operator.local.processes import PodExit
+from perdure_operator.store.store import PoolDemand
+
+TICK_SECONDS = 0.1
+STORE_PAUSE = 1.0
+"""Seconds between two tries while the store does not answer."""
+RETIRE_SECONDS = 10.0
+"""A pod that was told to retire is stopped after so long."""
+FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
+DEFAULT_MAX_PODS = 100
+
+
+class Capacity(Protocol):
+    """What the fleet needs of the store. Methods raise PerdureError while it is unavailable."""
+
+    async def pool_demand(self) -> list[PoolDemand]: ...
+
+    async def register_pod(self, pod: UUID, pool: str, /) -> None:
+        """A row in the state ``starting``."""
+        ...
+
+    async def pod_gone(self, pod: UUID, reason: str, /) -> list[UUID]:
+        """The pod's processes have ended: its row goes, a lease it held expires now. Gives the runs that lost their worker."""
+        ...
+
+    async def retire_idle(self, pool: str, count: int, /) -> list[UUID]:
+        """Idle pods that will get no run any more and are told to end."""
+        ...
+
+
+class Pod(Protocol):
+    """A running worker pod."""
+
+    pod_id: UUID
+    name: str
+    pool: str
+
+    async def wait(self) -> PodExit: ...
+    def stop(self, grace: float | None = None) -> None: ...
+
+
+class PodStarter(Protocol):
+    """Starts worker pods. ``start`` raises PerdureError or OSError; ``ended`` records the end and gives the last words of its log."""
+
+    async def start(self, pod_id: UUID, pool: str, spec: dict[str, Any]) -> Pod: ...
+    def ended(self, pod: Pod, exit_: PodExit) -> list[str]: ...
+
+
+@dataclass(frozen=True)
+class Need:
+    """What to do for a pool now."""
+
+    start: int = 0
+    retire: int = 0
+
+
+@dataclass
+class _Backoff:
+    """A pool that breaks. Until ``until`` (monotonic seconds) nothing is started; then one pod at a time."""
+
+    failures: int = 0
+    until: float = 0.0
+    last_words: list[str] = field(default_factory=list)
+
+    def failed(self, now: float) -> float:
+        self.failures += 1
+        pause = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** (self.failures - 1))
+        self.until = now + pause
+        return pause
+
+
+def decide(demand: Iterable[PoolDemand], live: Mapping[str, int], caps: Mapping[str, int], *, limit: int, parallel: int) -> dict[str, Need]:
+    """Pods to start and to retire, pool by pool.
+
+    ``live``: processes of each pool; ``caps``: pools that may start at most so many now (back-off); ``limit``: pods on this machine over
+    all pools; ``parallel``: pods that may be starting at a time. Runs that wait come before warm pods, and pools take turns. When the
+    machine is full, idle pods of pools with an empty queue make room.
+    """
+    pools = list(demand)
+    for_runs, warm, retire = {}, {}, {}
+    for pool in pools:
+        capacity = pool.spec.get("capacity") or {}
+        keep = int(capacity.get("minIdle") or 0)
+        idle_limit = capacity.get("maxIdle")
+        room = min(int(capacity.get("maxPods", DEFAULT_MAX_PODS)) - live.get(pool.pool, 0), caps.get(pool.pool, limit))
+        available = pool.idle + pool.starting
+        for_runs[pool.pool] = max(0, min(pool.runnable - available, room))
+        warm[pool.pool] = max(0, min(pool.runnable + keep - available, room) - for_runs[pool.pool])
+        surplus = pool.idle - (max(keep, 1) if idle_limit is None else int(idle_limit))
+        retire[pool.pool] = max(0, surplus) if pool.runnable == 0 else 0
+
+    free = limit - sum(live.values())
+    slots = min(free, parallel - sum(pool.starting for pool in pools))
+    start = dict.fromkeys(for_runs, 0)
+    for wanted in (for_runs, warm):
+        slots = _take_turns(wanted, start, slots)
+
+    missing = sum(for_runs.values()) - sum(start.values()) if free <= 0 else 0
+    for pool in pools:
+        if missing > 0 and pool.runnable == 0:
+            given = min(pool.idle - retire[pool.pool], missing)
+            retire[pool.pool] += max(0, given)
+            missing -= max(0, given)
+    return {name: Need(start[name], retire[name]) for name in start if start[name] or retire[name]}
+
+
+def _take_turns(wanted: Mapping[str, int], start: dict[str, int], slots: int) -> int:
+    """Deals ``slots`` to the pools one by one; what is left."""
+    left = dict(wanted)
+    for name in itertools.cycle(wanted):
+        if slots <= 0 or not any(left.values()):
+            break
+        if left[name] > 0:
+            left[name] -= 1
+            start[name] += 1
+            slots -= 1
+    return max(slots, 0)
+
+
+class Fleet:
+    """Runs :func:`decide` against the machine. ``say`` tells a person what happens to pods."""
+
+    def __init__(
+        self, capacity: Capacity, starter: PodStarter, *, limit: int, parallel: int, say: Callable[[str], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._capacity, self._starter = capacity, starter
+        self._limit, self._parallel = limit, parallel
+        self._say, self._now = say, now
+        self._pods: dict[UUID, Pod] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._backoff: dict[str, _Backoff] = {}
+        self._retiring: dict[UUID, float] = {}
+        self._untold: dict[UUID, str] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def pods(self) -> Mapping[UUID, Pod]:
+        return self._pods
+
+    async def run(self) -> None:
+        """Until cancelled. A store that does not answer is asked again; pods go on meanwhile."""
+        silent = False
+        while True:
+            try:
+                await self.tick()
+            except (PerdureError, OSError) as error:
+                if not silent:
+                    self._say(f"the fleet cannot reach the store ({error}); trying again")
+                silent = True
+                await asyncio.sleep(STORE_PAUSE)
+                continue
+            if silent:
+                self._say("the store answers again")
+            silent = False
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), TICK_SECONDS)
+            self._changed.clear()
+
+    async def tick(self) -> None:
+        for pod_id, reason in list(self._untold.items()):
+            await self._tell_gone(pod_id, reason)
+        demand = await self._capacity.pool_demand()
+        await self._end_retiring(demand)
+        live = dict.fromkeys((pool.pool for pool in demand), 0)
+        for pod in self._pods.values():
+            live[pod.pool] = live.get(pod.pool, 0) + 1
+        needs = decide(demand, live, self._caps(demand), limit=self._limit, parallel=self._parallel)
+        for pool in demand:
+            need = needs.get(pool.pool, Need())
+            if need.retire:
+                await self._capacity.retire_idle(pool.pool, need.retire)
+            for _ in range(need.start):
+                await self._start(pool)
+
+    async def close(self, grace: float) -> None:
+        """Stop every pod and tell the store, so that what ran is queued at once when there is a fleet again."""
+        for pod in self._pods.values():
+            pod.stop(grace)
+        if self._watchers:
+            await asyncio.wait(self._watchers)
+
+    def _caps(self, demand: list[PoolDemand]) -> dict[str, int]:
+        now, starting = self._now(), {pool.pool: pool.starting for pool in demand}
+        return {name: 0 if now < backoff.until or starting.get(name) else 1 for name, backoff in self._backoff.items() if backoff.failures}
+
+    async def _start(self, pool: PoolDemand) -> None:
+        pod_id = uuid4()
+        try:
+            await self._capacity.register_pod(pod_id, pool.pool)
+        except (PerdureError, OSError):
+            self._untold[pod_id] = "NotStarted"  # it may have been committed
+            raise
+        try:
+            pod = await self._starter.start(pod_id, pool.pool, pool.spec)
+        except (PerdureError, OSError) as error:
+            await self._tell_gone(pod_id, "NotStarted")
+            self._failed(pool.pool, f"cannot start a pod: {error}", [error.advice] if isinstance(error, PerdureError) else [])
+            return
+        self._pods[pod_id] = pod
+        watcher = asyncio.create_task(self._watch(pod))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+
+    async def _watch(self, pod: Pod) -> None:
+        exit_ = await pod.wait()
+        last_words = self._starter.ended(pod, exit_)
+        lost = await self._tell_gone(pod.pod_id, exit_.reason)
+        self._pods.pop(pod.pod_id, None)
+        self._retiring.pop(pod.pod_id, None)
+        if exit_.clean:
+            self._backoff.pop(pod.pool, None)
+        elif not exit_.stopped:
+            what = f"{pod.name}: {exit_.words} after {exit_.seconds:.1f} s" + ("; its run is queued again" if lost else "")
+            if lost and not exit_.broken:
+                self._say(what)
+            else:
+                self._failed(pod.pool, what, last_words)
+        self._changed.set()
+
+    def _failed(self, pool: str, what: str, last_words: list[str]) -> None:
+        backoff = self._backoff.setdefault(pool, _Backoff())
+        pause = backoff.failed(self._now())
+        lines = [f"    {line}" for line in last_words if last_words != backoff.last_words]
+        backoff.last_words = last_words
+        self._say("\n".join([f"pool {pool}: {what}; next try in {pause:.0f} s", *lines]))
+
+    async def _tell_gone(self, pod_id: UUID, reason: str) -> list[UUID]:
+        """The runs that lost their worker. What the store could not be told now, it is told at the next tick."""
+        self._untold[pod_id] = reason
+        try:
+            lost = await self._capacity.pod_gone(pod_id, reason)
+        except (PerdureError, OSError):
+            return []
+        self._untold.pop(pod_id, None)
+        return lost
+
+    async def _end_retiring(self, demand: list[PoolDemand]) -> None:
+        """Pods that were told to retire and stay, and rows of pods that are not here."""
+        now = self._now()
+        for pod_id in (pod for pool in demand for pod in pool.retiring):
+            pod = self._pods.get(pod_id)
+            since = self._retiring.setdefault(pod_id, now)
+            if now - since < RETIRE_SECONDS:
+                continue
+            if pod is None:
+                await self._capacity.pod_gone(pod_id, "Unknown")
+                self._retiring.pop(pod_id)
+            else:
+                pod.stop()

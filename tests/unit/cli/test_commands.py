@@ -1,0 +1,385 @@
+"""The commands against a gateway that the test plays: what they send, what they print, and their exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+from uuid import UUID
+
+import pytest
+import yaml
+from aiohttp import web
+from typer.testing import CliRunner, Result
+
+from perdure_operator.cli.main import app
+from perdure_operator.local.state import PodRecord, Session, StateDir
+
+RUN_ID, CHILD_ID = "01a2009f-c5b4-767b-b506-659dd27ac9f7", "01a2009f-c5b4-767b-b506-659dd27ac9f8"
+POD_ID = "6f1f3c0e-6c3b-4a0e-9d0c-3d1f2a9b7c55"
+
+
+def run(**changes: Any) -> dict[str, Any]:
+    return {
+        "runId": RUN_ID, "namespace": "default", "name": "weekly", "pool": "default/worker", "state": "Running", "reason": "Leased",
+        "message": "", "epoch": 2, "attempt": 1, "summary": "Weekly market report", "objective": "", "parent": None, "root": RUN_ID,
+        "podId": POD_ID, "createdAt": "2026-11-21T12:00:00+00:00", "startedAt": None, "finishedAt": None, "waitingFor": [],
+        "result": None, "error": None, "lastSeq": 3, "cancelRequested": False, "paused": False, "labels": {},
+        "children": {"active": 0, "succeeded": 0, "failed": 0}, "steps": 2, "aFieldOfTomorrow": 1, **changes,
+    }  # fmt: skip
+
+
+EVENTS = [
+    {"seq": 1, "at": "2026-11-21T12:00:00+00:00", "epoch": 0, "kind": "run.created", "data": {"pool": "default/worker"}},
+    {"seq": 2, "at": "2026-11-21T12:00:01+00:00", "epoch": 2, "kind": "run.leased", "data": {"pod": POD_ID, "epoch": 2}},
+    {"seq": 3, "at": "2026-11-21T12:00:02+00:00", "epoch": 2, "kind": "step.succeeded", "data": {"name": "crawl"}},
+]
+
+
+class FakeGateway:
+    """Answers what ``answers`` holds for "METHOD path"; keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {}
+        self.requests: list[tuple[str, Any, dict[str, str]]] = []
+        self.url = ""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _start(self) -> None:
+        application = web.Application()
+        application.router.add_route("*", "/{rest:.*}", self._handle)
+        self._runner = web.AppRunner(application)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        what = f"{request.method} {request.path}"
+        raw = await request.text()
+        self.requests.append(
+            (what, json.loads(raw) if raw else None, {**request.headers, **{f"?{k}": v for k, v in request.query.items()}})
+        )
+        answer = self.answers.get(what, {} if request.method == "PUT" else None)
+        if callable(answer):
+            answer = answer(request)
+        if answer is None:
+            return problem(404, "run-not-found", "there is no such run", "Check the name.")
+        if isinstance(answer, web.Response):
+            return answer
+        return web.json_response(answer, status=201 if request.method == "POST" else 200)
+
+    def last(self) -> tuple[str, Any, dict[str, str]]:
+        return self.requests[-1]
+
+
+def problem(status: int, code: str, detail: str, action: str) -> web.Response:
+    body = {"type": f"urn:perdure:{code}", "title": code, "status": status, "detail": detail, "retryable": False, "action": action}
+    return web.json_response(body, status=status, content_type="application/problem+json")
+
+
+@pytest.fixture
+def gateway() -> Iterator[FakeGateway]:
+    with FakeGateway() as found:
+        found.answers["GET /v1/namespaces/default/runs/weekly"] = run()
+        found.answers["GET /v1/namespaces/default/runs"] = {"items": [run()], "next": None}
+        found.answers["GET /v1/namespaces/default/runs/weekly/events"] = {"items": EVENTS, "next": None}
+        yield found
+
+
+@pytest.fixture
+def call(gateway: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs `perdure` in a folder with a local session on the gateway."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PERDURE_STATE", "PERDURE_SERVER", "PERDURE_NAMESPACE"):
+        monkeypatch.delenv(name, raising=False)
+    state = StateDir(tmp_path / ".perdure")
+    state.create()
+    state.write_session(Session(1, "2026-11-21T12:00:00+00:00", [gateway.url], "the-token", "", "/tmp/x"))
+    state.record(PodRecord(UUID(POD_ID), "worker-3", "default/worker", str(state.logs / "worker-3.log"), 1, 2, 3.0, 4.0))
+    (state.logs / "worker-3.log").write_text("hello\nworld\n")
+    return lambda *words, **more: CliRunner().invoke(app, list(words), **more)
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("   ") if cell.strip()]
+
+
+def test_get_lists_runs_as_kubectl_would(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    result = call("get")
+    assert result.exit_code == 0, result.stderr
+    header, row = result.stdout.splitlines()
+    assert cells(header) == ["NAME", "PHASE", "WAITING-FOR", "STEP/PROGRESS", "ATTEMPT", "POD", "AGE"]
+    assert cells(row)[:5] == ["weekly", "Running", "2 steps", "1", "worker-3"]
+    assert gateway.last()[2]["Authorization"] == "Bearer the-token"
+
+
+def test_get_reads_every_page_and_passes_filters_on(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    def page(request: web.Request) -> dict[str, Any]:
+        assert (request.query["state"], request.query["pool"]) == ("Suspended", "default/worker")
+        if "after" not in request.query:
+            return {"items": [run(name="one")], "next": RUN_ID}
+        assert request.query["after"] == RUN_ID
+        return {"items": [run(name="two")], "next": None}
+
+    gateway.answers["GET /v1/namespaces/default/runs"] = page
+    result = call("get", "runs", "--state", "suspended", "--pool", "worker", "-o", "json")
+    assert [item["name"] for item in json.loads(result.stdout)["items"]] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("view", "phase", "waiting"),
+    [
+        (run(state="Suspended", waitingFor=[{"kind": "signal", "name": "approve"}, {"kind": "timer"}]), "Suspended", "signal approve +1"),
+        (run(state="Suspended", paused=True, reason="Paused", message="paused by ada"), "Paused", "paused by ada"),
+        (run(state="Running", cancelRequested=True), "Cancelling", None),
+        (run(state="Failed", error={"type": "Bad", "message": "it broke"}), "Failed", "Bad: it broke"),
+        (run(state="Pending", message="queued: waits for an idle pod of pool worker"), "Pending", "queued: waits for an idle pod"),
+    ],
+)
+def test_phase_and_waiting_say_what_matters(
+    call: Callable[..., Result], gateway: FakeGateway, view: dict[str, Any], phase: str, waiting: str | None
+) -> None:
+    gateway.answers["GET /v1/namespaces/default/runs/weekly"] = view
+    row = cells(call("get", "weekly").stdout.splitlines()[1])
+    assert row[1] == phase
+    assert waiting is None or row[2].startswith(waiting)
+
+
+def test_wide_json_and_yaml(call: Callable[..., Result]) -> None:
+    assert "Weekly market report" in call("get", "-o", "wide").stdout
+    assert json.loads(call("get", "weekly", "-o", "json").stdout) == run()
+    assert yaml.safe_load(call("get", "weekly", "-o", "yaml").stdout) == run()
+
+
+def test_text_from_runs_cannot_control_the_terminal(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    gateway.answers["GET /v1/namespaces/default/runs/weekly"] = run(
+        summary="\x1b[2Jevil\r\n[red]x", state="Pending", message="\x1b]0;t\x07"
+    )
+    result = call("get", "weekly", "-o", "wide")
+    assert "\x1b" not in result.stdout
+    assert "[red]x" in result.stdout
+    assert len(result.stdout.splitlines()) == 2
+
+
+def test_get_pools(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    pool = {
+        "pool": "default/worker",
+        "spec": {"capacity": {"minIdle": 1, "maxIdle": 2, "maxPods": 9}},
+        "runnable": 4,
+        "idle": 1,
+        "starting": 0,
+        "leased": 3,
+    }
+    gateway.answers["GET /v1/namespaces/default/pools"] = {"items": [pool]}
+    assert cells(call("get", "pools").stdout.splitlines()[1]) == ["worker", "4", "1", "0", "3", "1..2", "9"]
+
+
+def test_why_says_what_would_wake_it(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    gateway.answers["GET /v1/namespaces/report/runs/weekly/why"] = {
+        "state": "Suspended", "reason": "Waiting", "message": "waits for signal approve", "since": "2026-11-21T12:00:00+00:00",
+        "waitingFor": [{"kind": "signal", "name": "approve", "since": "2026-11-21T12:00:00+00:00", "key": "/wait:x#0"}],
+    }  # fmt: skip
+    result = call("why", "report/weekly")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Suspended for ")
+    assert "to send it: perdure signal -n report weekly approve" in result.stdout
+
+
+def test_events_tell_a_story_with_the_pods_name(call: Callable[..., Result]) -> None:
+    lines = call("events", "weekly").stdout.splitlines()
+    assert "leased by worker-3 (epoch 2)" in lines[2]
+    assert "step crawl done" in lines[3]
+
+
+def test_events_follow_until_the_end(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    stream = "".join(f"id: {e['seq']}\nevent: {e['kind']}\ndata: {json.dumps(e)}\n\n" for e in EVENTS) + ": still here\n\n"
+    end = 'event: end\ndata: {"state":"Succeeded"}\n\n'
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/tail"] = lambda r: web.Response(
+        text=end if r.query["from"] == "4" else stream, content_type="text/event-stream"
+    )
+    result = call("events", "-f", "weekly")
+    assert result.exit_code == 0
+    assert [line.split()[1] for line in result.stdout.splitlines()] == ["1", "2", "3"]
+    assert [r[2]["?from"] for r in gateway.requests] == ["1", "4"], "a lost connection goes on after the last event"
+
+
+def test_tree(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    child = run(runId=CHILD_ID, name="weekly-1", parent=RUN_ID, state="Succeeded", podId=None)
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/tree"] = {"run": run(), "descendants": [child]}
+    lines = call("tree", "weekly").stdout.splitlines()
+    assert lines[0].startswith("weekly  Running")
+    assert lines[1].startswith("└── weekly-1  Succeeded")
+
+
+def test_ledger_and_journal(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    entry = {"key": "a" * 64, "tool": "send_email", "effect": "external", "state": "UNKNOWN", "attempts": 1, "providerRef": "msg-1"}
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/ledger"] = {"items": [entry]}
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/journal"] = {
+        "items": [{"key": "/step:a#0", "kind": "step", "state": "succeeded", "seq": 3}]
+    }
+    assert cells(call("ledger", "weekly").stdout.splitlines()[1]) == ["a" * 12, "send_email", "external", "UNKNOWN", "1", "msg-1"]
+    assert cells(call("journal", "weekly").stdout.splitlines()[1])[:4] == ["3", "step", "/step:a#0", "succeeded"]
+
+
+def test_logs_of_all_pods_of_a_run(call: Callable[..., Result]) -> None:
+    assert call("logs", "weekly").stdout == "hello\nworld\n"
+    assert call("logs", "weekly", "--prefix").stdout == "worker-3 | hello\nworker-3 | world\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "sent"),
+    [
+        (("approve",), None),
+        (("approve", '{"yes": true}'), {"yes": True}),
+        (("approve", "just text"), "just text"),
+        (("approve", "-"), [1]),
+        (("approve", "@payload.json"), {"from": "file"}),
+    ],
+)
+def test_signal_sends_json(call: Callable[..., Result], gateway: FakeGateway, words: tuple[str, ...], sent: Any) -> None:
+    Path("payload.json").write_text('{"from": "file"}')
+    gateway.answers["POST /v1/namespaces/default/runs/weekly/signals/approve"] = {"seq": 7, "duplicate": False}
+    result = call("signal", "weekly", *words, "--id", "s-1", input="[1]")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "signal approve sent (event 7 of default/weekly)\n"
+    assert gateway.last()[1] == sent
+    assert gateway.last()[2]["Idempotency-Key"] == "s-1"
+
+
+def test_cancel_with_a_reason(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    gateway.answers["POST /v1/namespaces/default/runs/weekly/cancel"] = run(cancelRequested=True)
+    result = call("cancel", "weekly", "--reason", "wrong input")
+    assert result.stdout == "default/weekly asked to cancel (it is Running)\n"
+    assert gateway.last()[1] == {"reason": "wrong input"}
+
+
+def test_submit_makes_pools_first_and_leaves_what_is_there_alone(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    Path("runs.yaml").write_text(
+        "{apiVersion: perdure.dev/v1alpha1, kind: AgentRun, metadata: {name: weekly}, spec: {agent: {poolRef: {name: worker}}}}\n---\n"
+        "{apiVersion: perdure.dev/v1alpha1, kind: AgentRun, metadata: {name: daily, labels: {a: b}}, "
+        "spec: {agent: {template: {spec: {containers: [{name: agent, image: i, command: [a]}]}}}}}\n---\n"
+        "{apiVersion: perdure.dev/v1alpha1, kind: AgentPool, metadata: {name: worker}, "
+        "spec: {template: {spec: {containers: [{name: agent, image: i, command: [a]}]}}}}\n"
+    )
+    gateway.answers["POST /v1/namespaces/default/runs"] = run(name="daily", runId=CHILD_ID, state="Pending")
+    result = call("submit", "runs.yaml")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines() == ["default/weekly is there already (Running)", "default/daily created"]
+    puts = [what for what, _, _ in gateway.requests if what.startswith("PUT")]
+    assert puts[0] == "PUT /v1/namespaces/default/pools/worker"
+    inline = puts[1].rpartition("/")[2]
+    assert inline.startswith("inline-")
+    what, body, headers = gateway.last()
+    assert what == "POST /v1/namespaces/default/runs"
+    assert body == {"name": "daily", "labels": {"a": "b"}, "spec": {"agent": {"poolRef": {"name": inline}}}}
+    assert headers["Idempotency-Key"] == "manifest:daily"
+
+
+@pytest.mark.parametrize(("state", "code"), [("Succeeded", 0), ("Failed", 1), ("Cancelled", 1)])
+def test_submit_and_watch_ends_as_the_run_does(call: Callable[..., Result], gateway: FakeGateway, state: str, code: int) -> None:
+    gateway.answers["POST /v1/namespaces/default/runs"] = run(name="one", state="Pending")
+    gateway.answers[f"GET /v1/namespaces/default/runs/{RUN_ID}"] = run(name="one", state=state)
+    gateway.answers[f"GET /v1/namespaces/default/runs/{RUN_ID}/events"] = {"items": EVENTS, "next": None}
+    result = call("submit", "--pool", "worker", "--name", "one", "--input", '{"a": 1}', "--watch", "-o", "json")
+    assert result.exit_code == code
+    assert "leased by worker-3 (epoch 2)" in result.stderr
+    assert json.loads(result.stdout)["state"] == state
+    assert next(r for r in gateway.requests if r[0].startswith("POST"))[1] == {
+        "name": "one",
+        "spec": {"agent": {"poolRef": {"name": "worker"}}, "input": {"a": 1}},
+    }
+
+
+# ------------------------------------------------------------------------------------------------ exit codes
+
+
+def test_not_found_is_3_and_says_what_to_do(call: Callable[..., Result]) -> None:
+    result = call("why", "nobody")
+    assert result.exit_code == 3
+    assert result.stderr == "error: there is no such run\nCheck the name.\n"
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, 2), (401, 1), (403, 1), (409, 1), (413, 2), (500, 1), (503, 4)])
+def test_answers_of_the_gateway(call: Callable[..., Result], gateway: FakeGateway, status: int, code: int) -> None:
+    gateway.answers["POST /v1/namespaces/default/runs/weekly/pause"] = lambda _: problem(status, "some-code", "no", "Do this.")
+    result = call("pause", "weekly")
+    assert (result.exit_code, result.stderr) == (code, "error: no\nDo this.\n")
+
+
+def test_an_answer_that_is_no_problem_json_is_shown(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = lambda _: web.Response(status=502, text="Bad Gateway")
+    result = call("why", "weekly")
+    assert (result.exit_code, result.stderr) == (4, "error: Bad Gateway\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("get", "--state", "sleeping"),
+        ("submit",),
+        ("submit", "no-such-file.yaml"),
+        ("kill", "weekly", "-s", "HUP"),
+        ("frobnicate",),
+        ("signal", "weekly"),
+        ("dev", "--once"),
+        ("signal", "weekly", "go", "@nothing.json"),
+    ],
+)
+def test_wrong_use_is_2(call: Callable[..., Result], words: tuple[str, ...]) -> None:
+    result = call(*words)
+    assert result.exit_code == 2, result.output
+    assert result.stderr
+
+
+def test_a_gateway_that_is_gone_is_4(call: Callable[..., Result], tmp_path: Path) -> None:
+    state = StateDir(tmp_path / ".perdure")
+    state.write_session(Session(4711, "2026-11-21T12:00:00+00:00", ["http://127.0.0.1:9"], "t", "", "/tmp/x"))
+    result = call("get")
+    assert result.exit_code == 4
+    assert "no gateway answers at http://127.0.0.1:9" in result.stderr
+    assert "Is `perdure dev` (process 4711) still running?" in result.stderr
+
+
+def test_without_a_session_it_says_how_to_get_one(call: Callable[..., Result], tmp_path: Path) -> None:
+    StateDir(tmp_path / ".perdure").end_session()
+    result = call("get")
+    assert result.exit_code == 4
+    assert "Start `perdure dev`" in result.stderr
+
+
+def test_the_next_gateway_is_asked_when_one_is_gone(
+    call: Callable[..., Result], gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_SERVER", f"http://127.0.0.1:9,{gateway.url}")
+    monkeypatch.setenv("PERDURE_TOKEN", "mine")
+    assert call("get").exit_code == 0
+    assert gateway.last()[2]["Authorization"] == "Bearer mine"
+
+
+def test_an_answer_of_another_version_is_explained(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    gateway.answers["GET /v1/namespaces/default/runs/weekly"] = {"something": "else"}
+    result = call("get", "weekly")
+    assert result.exit_code == 1
+    assert "same version" in result.stderr
+
+
+def test_help_and_version(call: Callable[..., Result]) -> None:
+    assert "Exit codes:" in call("--help").output
+    assert call("--version").exit_code == 0
