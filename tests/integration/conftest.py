@@ -1,5 +1,5 @@
 """Fixtures of the tests with real gateways."""
 
-from tests.harness.fixtures import cluster, pg, store, zygote
+from tests.harness.fixtures import cluster, own_cluster, pg, store, zygote
 
-__all__ = ["cluster", "pg", "store", "zygote"]
+__all__ = ["cluster", "own_cluster", "pg", "store", "zygote"]

@@ -198,11 +198,11 @@ async def test_nothing_outlives_its_owner(tmp_path: Path, number: signal.Signals
     owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER, code, stdout=asyncio.subprocess.PIPE, cwd=tmp_path)
     assert owner.stdout is not None
     pids = [int(await owner.stdout.readline()) for _ in range(3)]
-    helpers = [child.pid for child in psutil.Process(owner.pid).children()]
-    assert len(helpers) == 4, "three processes and the guardian"
+    children = [child.pid for child in psutil.Process(owner.pid).children()]
+    assert len(children) == 4, "three processes and the guardian"
     owner.send_signal(number)
     await owner.wait()
-    await gone(*pids, *helpers)
+    await gone(*pids, *children)
 
 
 async def test_a_process_is_known_before_it_is_the_program(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from perdure.protocol import OPERATION_PATHS, Answer
 from perdure.sidecar.gateway_client import GatewayClient
 from perdure.sidecar.http_server import Reply, Request, Response, Stream, Upgrade
 from perdure.sidecar.metrics import CONTENT_TYPE, Metrics
-from perdure.sidecar.outbox import Outcome
+from perdure.sidecar.outbox import Outcome, Waiter
 from perdure.sidecar.pod import Pod
 from perdure.sidecar.problems import encode_problem, refuse
 from perdure.sidecar.receipts import Receipts
-from perdure.sidecar.run import State
+from perdure.sidecar.run import HeldRun, State, closed_token
 from perdure.sidecar.session import Session
 from perdure.sidecar.stream import EventStream
 
@@ -92,19 +92,19 @@ class Api:
             room = asyncio.Event()
             pod.outbox.when_room(room.set)
             await room.wait()
-        record = None
-        if op == "activity.end" and self._receipts is not None:
-            record = await self._receipts.keep(run=run.run, epoch=run.epoch, req=req, body=body)
+            run = pod.running(secret, op)
         answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def settled(outcome: Outcome) -> None:
-            if record is not None and self._receipts is not None:
-                self._receipts.answered(pod.submit, record, outcome)
             if not answer.done():
                 answer.set_result(outcome)
 
         try:
-            pod.perform(op=op, body=body, req=req, secret=secret, waiter=settled)
+            if op == "activity.end" and self._receipts is not None:
+                # Shielded: once it is on disk it is also sent, whether or not its sender still waits.
+                await asyncio.shield(self._perform_kept(self._receipts, run, req, body, settled))
+            else:
+                pod.perform(run, op=op, body=body, req=req, waiter=settled)
         except msgspec.DecodeError as error:
             raise refuse("bad-request", f"the body is not JSON: {error}") from error
         outcome = await answer
@@ -112,6 +112,17 @@ class Api:
         if isinstance(outcome, Answer):
             return Response(200, outcome.body, headers=headers)
         return Response(outcome.problem.status, encode_problem(outcome.problem), "application/problem+json", headers)
+
+    async def _perform_kept(self, receipts: Receipts, run: HeldRun, req: str, body: bytes, waiter: Waiter) -> None:
+        """Puts a receipt on disk first and takes it off when the gateway has it. Raises msgspec.DecodeError."""
+        closed_token(body)
+        record = await receipts.keep(run=run.run, epoch=run.epoch, req=req, body=body)
+
+        def settled(outcome: Outcome) -> None:
+            receipts.answered(self._pod.submit, record, outcome)
+            waiter(outcome)
+
+        self._pod.perform(run, op="activity.end", body=body, req=req, waiter=settled)
 
     async def _stream(self, request: Request) -> Reply:
         self._admit(request)

@@ -28,7 +28,7 @@ class Heartbeat:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.wait([self._pod.changed()], timeout=self._interval())
+            await self._pod.change(timeout=self._interval())
             self.pulse(loop.time())
 
     def _interval(self) -> float:

@@ -140,6 +140,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         if len(self._server.connections) >= MAX_CONNECTIONS:
+            self._refused = True
             self._write(self._problem(refuse("busy", f"{MAX_CONNECTIONS} connections are open")), keep_alive=False)
             self.transport.close()
             return

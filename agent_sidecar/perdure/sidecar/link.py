@@ -40,6 +40,8 @@ class GatewayRefusedError(Exception):
 class Endpoint(Protocol):
     """Who uses links, one at a time. ``on_connected`` comes first, ``on_disconnected`` last and once; between them frames in order."""
 
+    batch: websocket.Batch
+
     def on_connected(self, link: Link) -> None: ...
     def on_frame(self, link: Link, frame: FromGateway) -> None: ...
     def on_writable(self) -> None:
@@ -156,7 +158,7 @@ class Link(asyncio.Protocol):
         elif headers.get("sec-websocket-accept", "").encode("latin-1") != websocket.accept_key(self._key):
             self.abort("the gateway did not prove the upgrade")
         else:
-            self._socket = websocket.WebSocket(self._transport, self, client=True, max_bytes=MAX_FRAME_BYTES)
+            self._socket = websocket.WebSocket(self._transport, self, client=True, max_bytes=MAX_FRAME_BYTES, batch=self._endpoint.batch)
             self._endpoint.on_connected(self)
             self.opened.set_result(None)
             if rest:

@@ -38,6 +38,7 @@ from perdure.sidecar.presence import Presence
 from perdure.sidecar.problems import refuse
 from perdure.sidecar.run import HeldRun, State, closed_token
 from perdure.sidecar.supervisor import Supervisor
+from perdure.sidecar.websocket import Batch
 
 LEASE_WAIT_SHARE = 0.5
 """After the welcome on a reconnect: the share of the lease's length that its redelivery may take before it counts as lost. Nobody else can
@@ -65,6 +66,7 @@ class Pod:
     """``over`` is set when the pod's work is done and the process may end. ``retiring``: why it takes no more runs, "" while it does."""
 
     def __init__(self, *, reuse: bool, metrics: Metrics, time: Callable[[], float], secrets: Callable[[], str] = new_secret) -> None:
+        self.batch = Batch()
         self.outbox = Outbox()
         self.presence = Presence()
         self.supervisor = Supervisor(self, self.presence)
@@ -85,9 +87,8 @@ class Pod:
 
     # -------------------------------------------------------------------------------------------- agent side
 
-    def perform(self, *, op: str, body: bytes, req: str, secret: str | None, waiter: Waiter) -> None:
-        """Takes an operation of the agent; its outcome goes to ``waiter``. Raises ProblemError, msgspec.DecodeError."""
-        run = self.running(secret, op)
+    def perform(self, run: HeldRun, *, op: str, body: bytes, req: str, waiter: Waiter) -> None:
+        """Takes an operation of the agent that :meth:`running` has let pass; its outcome goes to ``waiter``. Raises msgspec.DecodeError."""
         closed = closed_token(body) if op == "activity.end" else ""
         run.began(self._time())
 
@@ -120,7 +121,7 @@ class Pod:
         """Waits until this pod holds a run; its context as JSON. Raises ProblemError."""
         while True:
             if self.held is None and not self.retiring:
-                await self.changed()
+                await self.change()
                 continue
             if self.held is not None and self.held.state is State.RELEASED and not self.reuse:
                 raise refuse("retiring", "the run of this pod has finished or suspended")
@@ -138,7 +139,7 @@ class Pod:
             elif self.retiring:
                 raise refuse("retiring", self.retiring)
             elif run is None:
-                await self.changed()
+                await self.change()
             else:
                 run.handed_out = True
                 return run.secret or ""
@@ -154,9 +155,9 @@ class Pod:
             if self.held is run:
                 self._clean(clean)
 
-    def changed(self) -> asyncio.Future[None]:
-        """Done at the next change of the lease or of the pod's own state."""
-        return asyncio.shield(self._change)
+    async def change(self, timeout: float | None = None) -> None:
+        """Returns at the next change of the lease or of the pod's own state, or after the timeout in seconds."""
+        await asyncio.wait([self._change], timeout=timeout)
 
     def _changed(self) -> None:
         self._change.set_result(None)

@@ -53,6 +53,15 @@ _decision = msgspec.json.Decoder(_Decision)
 _token = msgspec.json.Decoder(_Token)
 _tag = msgspec.json.Decoder(_Tag)
 
+
+def _look(answer: bytes) -> _Decision:
+    """The agent gets the answer whatever it is; one of another shape tells the sidecar nothing."""
+    try:
+        return _decision.decode(answer)
+    except msgspec.DecodeError:
+        return _Decision()
+
+
 _TAG_PREFIX = b'{"op":"'
 
 
@@ -141,9 +150,9 @@ class HeldRun:
             return
         self._acknowledged_since_pause = self.pause
         if op == "wait":
-            self._only_waits = _decision.decode(answer).status == "open"
+            self._only_waits = _look(answer).status == "open"
         elif op == "activity.begin":
-            taken = _decision.decode(answer)
+            taken = _look(answer)
             if taken.decision in ("execute", "retry") and taken.token:
                 self.activities[taken.token] = taken.key
         elif op == "activity.end":

@@ -49,7 +49,7 @@ class Session:
         self._pod = pod
         self._secret = secret
         self._time = loop.time
-        self._socket = websocket.WebSocket(transport, self, client=False, max_bytes=MAX_BODY_BYTES + ENVELOPE_BYTES)
+        self._socket = websocket.WebSocket(transport, self, client=False, max_bytes=MAX_BODY_BYTES + ENVELOPE_BYTES, batch=pod.batch)
         self._pings = 0
         self._holds: set[str] = set()
         self._left = False
@@ -117,7 +117,7 @@ class Session:
             if len(body) > MAX_BODY_BYTES:
                 raise refuse("payload-too-large", f"the operation has {len(body)} bytes; it may have {MAX_BODY_BYTES}")
             op = operation_tag(body)
-            pod.perform(op=op, body=body, req=req, secret=self._secret, waiter=functools.partial(self._answered, id))
+            pod.perform(pod.running(self._secret, op), op=op, body=body, req=req, waiter=functools.partial(self._answered, id))
         except ProblemError as error:
             self._refused(id, error.problem)
         except msgspec.DecodeError as error:

@@ -7,18 +7,14 @@ runs that it has. The Idempotency-Key is ``spec.idempotencyKey``, else the name.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from perdure_operator.cli.client import ApiError, Client, NotFound
+from perdure_operator.cli.client import Client, NotFound
 from perdure_operator.cli.views import RunView
 from perdure_operator.kube.api.v1alpha1 import AgentRef, AgentRun, PoolRef, implicit_pool
 from perdure_operator.local.manifests import Loaded, pools, runs
-
-POOL_SECONDS = 5.0
-"""A gateway knows a pool that another gateway was told of after a second or so."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +51,9 @@ def submit(client: Client, namespace: str, name: str, body: dict[str, Any], key:
         return Applied(client.run(namespace, name), created=False)
     except NotFound:
         pass
-    deadline = time.monotonic() + POOL_SECONDS
-    while True:
-        try:
-            run = client.submit(namespace, {**body, "name": name}, key)
-        except ApiError as error:
-            if error.code != "pool-not-found" or time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
-        else:
-            # Another name: the key has made a run before.
-            return Applied(run, created=run.name == name)
+    run = client.submit(namespace, {**body, "name": name}, key)
+    # Another name: the key has made a run before.
+    return Applied(run, created=run.name == name)
 
 
 def _request(item: Loaded, run: AgentRun) -> tuple[str, dict[str, Any], str]:

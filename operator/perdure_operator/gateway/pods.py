@@ -21,6 +21,7 @@ from perdure_operator.domain.errors import (
     InvalidInput,
     NotRunning,
     PerdureError,
+    PoolNotFound,
     RunFinished,
     RunNotFound,
     StaleFence,
@@ -243,7 +244,7 @@ class Hub:
             if isinstance(body, wire.StepBegin):
                 pod.send(wire.Answer(id=frame.id, body=await self._step_begin(held, body)))
                 return
-            operation = translate.operation(held, _request_id(frame.req), body, self._pools, self._lease_seconds)
+            operation = await self._translated(held, _request_id(frame.req), body)
         except PerdureError as error:
             self._refuse(pod, frame, kind, error)
             return
@@ -253,6 +254,13 @@ class Hub:
         pod.open += 1
         assert self.batcher is not None
         self.batcher.submit(operation, lambda result: self._done(pod, frame, operation, result))
+
+    async def _translated(self, held: translate.Held, request: UUID, body: wire.Operation) -> Operation | translate.Denied:
+        try:
+            return translate.operation(held, request, body, self._pools, self._lease_seconds)
+        except PoolNotFound:
+            await self._pools.refresh()  # it may have been made a moment ago, at another gateway
+            return translate.operation(held, request, body, self._pools, self._lease_seconds)
 
     def _fence(self, pod: Pod, frame: wire.Op, body: wire.Operation) -> translate.Held:
         """The held run; for a late receipt also one that this pod held before."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-import asyncpg
 import msgspec
 from msgspec import Raw, Struct
 
-from perdure_operator.store.reads import EventRow
+from perdure_operator.store.reads import EventRow, Row
 
 WHY_PENDING = {
     "BackOff": "the last attempt failed; it is tried again at {runnable_at}",
@@ -60,7 +59,7 @@ def _time(value: datetime | None) -> str | None:
     return value.isoformat() if value is not None else None
 
 
-def run_view(row: asyncpg.Record, result: bytes | None = None) -> RunView:
+def run_view(row: Row, result: bytes | None = None) -> RunView:
     """``result``: the output's JSON, when it was read."""
     reason, message = row["reason"], row["message"]
     if row["state"] == "Pending":
@@ -114,7 +113,9 @@ def why(view: RunView) -> dict[str, Any]:
         "name": view.name,
         "state": view.state,
         "reason": view.reason,
-        "message": view.message or (view.error or {}).get("message", ""),
+        "message": ("paused; resume it to go on" if view.paused and view.state == "Suspended" else "")
+        or view.message
+        or (view.error or {}).get("message", ""),
         "since": view.state_since,
         "waitingFor": view.waiting_for,
         "deadlineAt": view.deadline_at,
@@ -128,7 +129,7 @@ def event_view(event: EventRow) -> dict[str, Any]:
     return view
 
 
-def record(row: asyncpg.Record) -> dict[str, Any]:
+def record(row: Row) -> dict[str, Any]:
     """A ledger or journal row in camelCase; JSON columns decoded, empty ones left out."""
     view: dict[str, Any] = {}
     for name, value in row.items():

@@ -232,7 +232,7 @@ class Fleet:
             self._backoff.pop(pod.pool, None)
         elif not exit_.stopped:
             what = f"{pod.name}: {exit_.words} after {exit_.seconds:.1f} s" + ("; its run is queued again" if lost else "")
-            if lost and not exit_.broken:
+            if (lost and not exit_.broken) or (exit_.superseded and not lost):
                 self._say(what)
             else:
                 self._failed(pod.pool, what, last_words)

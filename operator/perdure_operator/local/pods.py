@@ -7,7 +7,6 @@ The token and the socket are in a short folder of their own, because the path of
 from __future__ import annotations
 
 import re
-import secrets
 import shutil
 import socket
 import sys
@@ -76,8 +75,6 @@ class LocalPods:
             "PERDURE_PORT": str(free_port()),
             "PERDURE_POD_REUSE": typed.pod_reuse.mode if typed.pod_reuse else "Never",
         }
-        if shared["PERDURE_POD_REUSE"] == "ForkPerRun":
-            shared["PERDURE_PARENT"] = secrets.token_hex(24)
         private = {"PERDURE_GATEWAY_URLS": ",".join(self._gateways), "PERDURE_TOKEN_FILE": str(folder / "token")}
         if typed.spool == "Disk":
             spool = self._state.path / "spool" / name

@@ -166,7 +166,12 @@ class PodExit:
     def broken(self) -> bool:
         """The program ended by itself with an error: starting it again at once would most likely give the same."""
         code = self.sidecar if self.sidecar_first else self.agent
-        return not self.clean and not self.stopped and (code or 0) >= 0 and code != LEASE_LOST
+        return not self.clean and not self.stopped and (code or 0) >= 0
+
+    @property
+    def superseded(self) -> bool:
+        """The agent stopped because its run is held by another pod."""
+        return self.agent == LEASE_LOST and not self.sidecar_first
 
     @property
     def reason(self) -> str:

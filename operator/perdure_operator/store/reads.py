@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import asyncpg
@@ -32,6 +32,13 @@ select r.*, s.summary, s.objective, s.labels, perdure.admits(r, perdure.now()) a
    where w.run_id = r.run_id and w.state = 'open') as waiting_for
 from perdure.runs r join perdure.run_specs s using (run_id) left join perdure.leases l using (run_id)
 """
+
+
+class Row(Protocol):
+    """A row of a result, by column name."""
+
+    def __getitem__(self, column: str, /) -> Any: ...
+    def items(self) -> Iterator[tuple[str, Any]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +73,18 @@ class Reader:
             raise RunNotFound(f"there is no run {name} in namespace {namespace}")
         return UUID(str(found))
 
-    async def run(self, run: UUID) -> asyncpg.Record:
+    async def run(self, run: UUID) -> Row:
         row = await self._connection.fetchrow(f"{_VIEW} where r.run_id = $1", run)
         if row is None:
             raise RunNotFound(f"there is no run {run}")
         return row
 
-    async def runs_by_id(self, runs: Sequence[UUID]) -> dict[UUID, asyncpg.Record]:
+    async def runs_by_id(self, runs: Sequence[UUID]) -> dict[UUID, Row]:
         return {row["run_id"]: row for row in await self._connection.fetch(f"{_VIEW} where r.run_id = any ($1)", list(runs))}
 
     async def runs(
         self, *, namespace: str | None, state: str | None, pool: str | None, parent: UUID | None, after: UUID | None, limit: int
-    ) -> Sequence[asyncpg.Record]:
+    ) -> Sequence[Row]:
         """Oldest first, from the run after ``after``."""
         return await self._connection.fetch(
             f"{_VIEW} where ($1::text is null or r.namespace = $1) and ($2::text is null or r.state = $2) "
@@ -91,7 +98,7 @@ class Reader:
             limit,
         )
 
-    async def tree(self, root: UUID, limit: int = 10_000) -> Sequence[asyncpg.Record]:
+    async def tree(self, root: UUID, limit: int = 10_000) -> Sequence[Row]:
         """The run and all its descendants, parents before children."""
         return await self._connection.fetch(
             "with recursive below (run_id, depth) as (select $1::uuid, 0 union all "
@@ -130,14 +137,14 @@ class Reader:
             raise RunNotFound(f"there is no run {run}")
         return row["last_seq"], row["state"]
 
-    async def ledger(self, run: UUID) -> Sequence[asyncpg.Record]:
+    async def ledger(self, run: UUID) -> Sequence[Row]:
         return await self._connection.fetch(
             "select key, tool, effect, state, policy, occurrence, step, attempts, epoch, provider_ref, error, seq, done_seq "
             "from perdure.ledger where run_id = $1 order by seq",
             run,
         )
 
-    async def journal(self, run: UUID) -> Sequence[asyncpg.Record]:
+    async def journal(self, run: UUID) -> Sequence[Row]:
         return await self._connection.fetch(
             "select key, kind, name, state, seq, epoch, attempts, phase, fingerprint, data, error "
             "from perdure.journal where run_id = $1 order by seq",

@@ -16,6 +16,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
+from perdure_operator.domain.lease import weight
 from perdure_operator.store import batch, context, reads, verify
 from perdure_operator.store.errors import translated
 from perdure_operator.store.operations import Control, JournalStep, Outcome
@@ -168,7 +169,7 @@ class Store:
                 blobs.append((n, blob.hash, blob.data))
         async with self.connection() as connection:
             rows = await connection.fetch(
-                "select * from perdure.create_runs($1, $2, $3, $4, $5)",
+                "select * from perdure.create_runs($1, $2, $3, $4, $5) order by ord",
                 [_json.encode(run.columns).decode() for run in runs],
                 inputs,
                 *([b[i] for b in blobs] for i in range(3)),
@@ -240,7 +241,7 @@ class Store:
         async with self.connection() as connection:
             rows = await connection.fetch("select * from perdure.pod_gone($1)", pod)
             if rows:
-                body = {"reason": reason}
+                body = {"reason": reason, "weight": weight(reason)}
                 await batch.control(
                     connection,
                     [Control(row["run_id"], "expire", body | {"leaseEpoch": row["epoch"]}) for row in rows],

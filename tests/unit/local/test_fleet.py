@@ -213,6 +213,16 @@ async def test_a_killed_worker_slows_nothing_down() -> None:
     assert len(world.pods) == 2
 
 
+@pytest.mark.parametrize(("held", "slow"), [(False, False), (True, True)])
+async def test_an_agent_that_gave_way_to_another_is_not_broken_unless_its_run_was_its_own(held: bool, slow: bool) -> None:
+    world = World(minIdle=1)
+    await world.fleet.tick()
+    if held:
+        world.store.held.add(world.pods[0].pod_id)
+    await world.end(world.pods[0], PodExit(agent=75, sidecar=-15, seconds=1, clean=False, stopped=False, sidecar_first=False))
+    assert ("next try" in world.said[0]) is slow
+
+
 async def test_a_pod_that_cannot_be_started_leaves_no_row() -> None:
     world = World(minIdle=1)
     world.starter.error = FileNotFoundError(2, "No such file or directory")

@@ -194,7 +194,7 @@ create table perdure.wakeups (
   data jsonb not null default '{}',
   payload bytea,
   at timestamptz not null,
-  seq bigint,                            -- null: not applied yet
+  seq bigint,                            -- null: not applied yet; 0: came after the run had ended
   bound_key text,                        -- the wait that took it (invariant 5)
   primary key (run_id, kind, source)
 );

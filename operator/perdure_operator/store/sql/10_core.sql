@@ -143,7 +143,7 @@ end $$;
 -- L5: base * 2^(n-1), capped, times 0.5 to 1 by a hash of run and attempt: jitter that a test can know.
 create or replace function perdure.backoff(r perdure.runs, p_n int) returns interval language sql immutable as $$
   select least(r.max_backoff_seconds, r.backoff_seconds * power(2, least(p_n - 1, 30)))
-         * (0.5 + 0.5 * (abs(hashtext(r.run_id::text || p_n)) % 1000) / 999.0) * interval '1 second'
+         * (0.5 + 0.5 * ((hashtext(r.run_id::text || p_n) & 2147483647) % 1000) / 999.0) * interval '1 second'
 $$;
 
 -- L5: one attempt ended badly. Attempts that count are limited; losses without progress park the run for a person.

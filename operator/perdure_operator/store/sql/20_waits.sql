@@ -60,6 +60,10 @@ begin
       v_fired := jsonb_build_array(jsonb_build_object('index', -1, 'kind', 'timeout', 'at', w.timeout_at,
         'lateSeconds', round(extract(epoch from p_now - w.timeout_at)::numeric, 3)));
     else
+      if w.due_at <= p_now then
+        -- Its timers have passed, it waits for something else as well: only the timeout is left to the clock. (Due for ever is a busy loop.)
+        update perdure.waits set due_at = w.timeout_at where run_id = r.run_id and key = w.key;
+      end if;
       continue;
     end if;
 
@@ -92,6 +96,8 @@ declare
   v_failed_child text;
 begin
   if perdure.terminal(r.state) then
+    -- They come too late to matter. 0 says so, and that they need not be found again.
+    update perdure.wakeups set seq = 0 where run_id = r.run_id and seq is null;
     return r;
   end if;
 

@@ -22,7 +22,8 @@ create or replace function perdure.ledger_again(r perdure.runs, l perdure.ledger
 begin
   update perdure.ledger set attempts = attempts + 1, past_tokens = past_tokens || token, token = (p_body ->> 'token')::uuid, state = 'RUNNING',
     policy = l.policy, epoch = r.epoch, holder = r.holder, executor_ended = false, error = null,
-    safe_at = p_now + ((p_body ->> 'timeoutSeconds')::double precision + (p_body ->> 'leaseSeconds')::double precision) * interval '1 second'
+    -- The call starts after the backoff.
+    safe_at = p_now + (p_after + (p_body ->> 'timeoutSeconds')::double precision + (p_body ->> 'leaseSeconds')::double precision) * interval '1 second'
   where run_id = l.run_id and key = l.key returning * into l;
   r := perdure.log(r, 'activity.started', jsonb_build_object('key', l.key, 'tool', l.tool, 'effect', l.effect, 'attempt', l.attempts,
                                                             'token', l.token), p_now);
@@ -94,6 +95,7 @@ declare
   v_token uuid := (p_body ->> 'token')::uuid;
   v_current boolean;
   v_evidence boolean;
+  v_twice boolean;
 begin
   select * into l from perdure.ledger where run_id = r.run_id and key = p_body ->> 'key';
   if not found or (v_token <> l.token and v_token <> all (l.past_tokens)) then
@@ -102,10 +104,19 @@ begin
   v_current := v_token = l.token;
   v_evidence := not (p_fenced and v_current and l.state = 'RUNNING');
 
-  if v_current and l.state in ('RUNNING', 'UNKNOWN') and not (l.state = 'UNKNOWN' and v_state = 'UNKNOWN' and not p_fenced)
-     or not v_current and l.state = 'UNKNOWN' and v_state = 'SUCCEEDED' then
+  if v_state = 'CANCELLED' and l.effect in ('external', 'memory') then
+    v_state := 'UNKNOWN'; -- E1: that a call was cancelled does not prove that nothing happened
+  end if;
+  -- An execution that was given up for lost did happen, and another was granted since.
+  v_twice := v_state = 'SUCCEEDED' and not v_current and l.state in ('RUNNING', 'SUCCEEDED');
+
+  -- Success is believed from whoever was granted the call, whatever was thought of it since: a receipt that is ignored would permit a second
+  -- execution. Any other word counts only from the execution that is the last one granted. The token that succeeded is the entry's from then on.
+  if v_state = 'SUCCEEDED' and l.state <> 'SUCCEEDED'
+     or v_state <> 'SUCCEEDED' and v_current and (l.state = 'RUNNING' or l.state = 'UNKNOWN' and (v_state <> 'UNKNOWN' or p_fenced)) then
     update perdure.ledger set state = v_state, response = case when v_state = 'SUCCEEDED' then p_response end,
-      provider_ref = p_body ->> 'providerRef', error = p_body -> 'error', executor_ended = executor_ended or v_current
+      provider_ref = p_body ->> 'providerRef', error = p_body -> 'error', executor_ended = executor_ended or v_current,
+      token = v_token, past_tokens = case when v_current then past_tokens else array_append(array_remove(past_tokens, v_token), token) end
     where run_id = l.run_id and key = l.key returning * into l;
     if not perdure.terminal(r.state) then
       r := perdure.log(r, case when v_evidence then 'activity.evidence' else 'activity.' || lower(v_state) end,
@@ -113,8 +124,8 @@ begin
           'providerRef', l.provider_ref, 'error', l.error)), p_now);
       update perdure.ledger set done_seq = r.last_seq where run_id = l.run_id and key = l.key;
     end if;
-  elsif v_state = 'SUCCEEDED' and not v_current and not perdure.terminal(r.state) then
-    -- An execution that was given up for lost did happen, and another was granted since.
+  end if;
+  if v_twice and not perdure.terminal(r.state) then
     r := perdure.log(r, 'activity.duplicate_effect', jsonb_strip_nulls(jsonb_build_object('key', l.key, 'tool', l.tool, 'state', l.state,
       'providerRef', p_body ->> 'providerRef')), p_now);
   end if;
@@ -130,7 +141,7 @@ begin
   select * into l from perdure.ledger where run_id = r.run_id and key = p_body ->> 'key';
   if not found then
     perform perdure.refuse('unknown-activity', 'there is no such ledger entry');
-  elsif l.state <> 'UNKNOWN' then
+  elsif l.state in ('SUCCEEDED', 'RUNNING') or l.state <> 'UNKNOWN' and not (p_body ->> 'happened')::boolean then
     return perdure.op_activity_begin(r, p_body || jsonb_build_object('fingerprint', l.fingerprint), null, p_now);
   end if;
   v_left := perdure.may_act_seconds(l, p_now);

@@ -44,8 +44,9 @@ begin
   return perdure.grant(r, p_pods, p_gateway, p_now);
 end $$;
 
--- The next candidates of a pool. Between tenants by running share over weight, inside a tenant by rank: enqueued time minus a minute
--- for each point of priority, so that age beats any priority in the end.
+-- The next candidates of a pool, best first. Between tenants by running share over weight, inside a tenant by rank: enqueued time minus a
+-- minute for each point of priority, so that age beats any priority in the end. A tenant that has nothing running in this pool and has waited
+-- for a minute comes first: otherwise a tenant whose weight is larger than the pool would leave the others nothing, ever.
 create or replace function perdure.runnable(p_pool text, p_limit int, p_now timestamptz) returns setof uuid language sql stable as $$
   with recursive tenant (namespace) as (
     (select namespace from perdure.runs where pool = p_pool and state = 'Pending' order by namespace limit 1)
@@ -57,15 +58,18 @@ create or replace function perdure.runnable(p_pool text, p_limit int, p_now time
   select c.run_id
   from tenant
   left join perdure.tenants t on t.namespace = tenant.namespace
-  cross join lateral (select count(*) as running from perdure.runs x where x.namespace = tenant.namespace and x.state = 'Running') u
+  cross join lateral (select count(*) as running, count(*) filter (where x.pool = p_pool) as here
+                      from perdure.runs x where x.namespace = tenant.namespace and x.state = 'Running') u
   cross join lateral (
-    select q.run_id, q.rank, row_number() over (order by q.rank) as nth
-    from (select run_id, rank from perdure.runs
+    select q.run_id, q.rank, q.runnable_at, row_number() over (order by q.rank) as nth
+    from (select run_id, rank, runnable_at from perdure.runs
           where pool = p_pool and namespace = tenant.namespace and state = 'Pending' and runnable_at <= p_now
+            and (expires_at is null or expires_at > p_now)
           order by rank limit p_limit) q
   ) c
   where tenant.namespace is not null and (t.max_running is null or u.running + c.nth <= t.max_running)
-  order by (u.running + c.nth) / coalesce(t.weight, 1), c.rank
+  order by case when u.here = 0 and c.nth = 1 and c.runnable_at <= p_now - interval '60 seconds' then 0
+                else (u.running + c.nth) / coalesce(t.weight, 1) end, c.rank
   limit p_limit
 $$;
 
@@ -85,11 +89,12 @@ begin
   for v_pool in select p.pool, count(*)::int as idle from perdure.pods p
       where p.pod_id = any (p_pods) and p.state = 'idle' and p.gateway = p_gateway group by p.pool loop
     for r in
-      with claimed as materialized (
-        select q.* from perdure.runs q
-        where q.run_id in (select perdure.runnable(v_pool.pool, v_pool.idle, v_now)) and q.state = 'Pending'
+      with next as materialized (
+        select n.run_id, n.place from perdure.runnable(v_pool.pool, v_pool.idle, v_now) with ordinality n(run_id, place)
+      ), claimed as materialized (
+        select q.* from perdure.runs q where q.run_id in (select next.run_id from next) and q.state = 'Pending'
         order by q.run_id for no key update skip locked)
-      select * from claimed order by rank
+      select c.* from claimed c join next using (run_id) order by next.place
     loop
       -- A later statement than the lock: what it sees includes all that others did to this run.
       if perdure.admits(r, v_now) is null then

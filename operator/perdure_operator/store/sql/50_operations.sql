@@ -39,27 +39,27 @@ begin
 end $$;
 
 -- Creates runs in one commit, all or none: a name that is taken refuses the whole request. An idempotency key that exists is that run.
+-- In the order of keys and names, not of the request: two that create the same ones the other way round would wait for each other.
 create or replace function perdure.create_runs(p_runs jsonb[], p_inputs bytea[], p_blob_ord int[], p_blob_hash bytea[], p_blob_data bytea[])
 returns table (ord int, code text, run_id uuid) language plpgsql as $$
 declare
   v_now timestamptz := perdure.now();
   v_old record;
 begin
-  for i in 1 .. cardinality(p_runs) loop
-    ord := i;
+  for ord in select n from unnest(p_runs) with ordinality u(p, n) order by p ->> 'idempotency_key', p ->> 'namespace', p ->> 'name' loop
     begin
-      run_id := (perdure.insert_run(p_runs[i], p_inputs[i], v_now)).run_id;
+      run_id := (perdure.insert_run(p_runs[ord], p_inputs[ord], v_now)).run_id;
       code := 'ok';
       insert into perdure.blobs (run_id, hash, data)
-      select create_runs.run_id, h, d from unnest(p_blob_ord, p_blob_hash, p_blob_data) b(o, h, d) where o = i on conflict do nothing;
+      select create_runs.run_id, h, d from unnest(p_blob_ord, p_blob_hash, p_blob_data) b(o, h, d) where o = ord on conflict do nothing;
     exception when unique_violation then
       select q.run_id, q.idempotency_key into v_old from perdure.runs q
-      where q.namespace = p_runs[i] ->> 'namespace' and q.idempotency_key = p_runs[i] ->> 'idempotency_key';
+      where q.namespace = p_runs[ord] ->> 'namespace' and q.idempotency_key = p_runs[ord] ->> 'idempotency_key';
       if found then
         code := 'existing';
         run_id := v_old.run_id;
       else
-        perform perdure.refuse('name-taken', format('there is a run named %s in namespace %s', p_runs[i] ->> 'name', p_runs[i] ->> 'namespace'));
+        perform perdure.refuse('name-taken', format('there is a run named %s in namespace %s', p_runs[ord] ->> 'name', p_runs[ord] ->> 'namespace'));
       end if;
     end;
     return next;
@@ -144,7 +144,7 @@ end $$;
 
 create or replace function perdure.op_signal(r perdure.runs, p_body jsonb, p_payload bytea, p_now timestamptz) returns perdure.op_result language plpgsql as $$
 declare
-  v_source text := (p_body ->> 'name') || '/' || (p_body ->> 'id');
+  v_source text := jsonb_build_array(p_body ->> 'name', p_body ->> 'id'); -- both may hold any character
   v_seq bigint;
 begin
   select seq into v_seq from perdure.wakeups where run_id = r.run_id and kind = 'signal' and source = v_source;
@@ -190,7 +190,7 @@ begin
   return (r, jsonb_build_object('state', r.state))::perdure.op_result;
 end $$;
 
--- The lease (epoch) is over without a word from the worker. `silentSeconds`: only if the heartbeats are
+-- The lease (epoch) is over without a word from the worker. `weight`: what that says of the attempt (domain/lease.py). `silentSeconds`: only if the heartbeats are
 -- as old as the reaper believes; one may have come since it looked.
 create or replace function perdure.op_expire(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
 declare
@@ -200,7 +200,10 @@ begin
   if not found or l.beat_at > p_now - coalesce((p_body ->> 'silentSeconds')::double precision, 0) * interval '1 second' then
     return (r, jsonb_build_object('expired', false))::perdure.op_result;
   end if;
-  r := perdure.worker_lost(r, p_body ->> 'reason', p_now);
+  r := case p_body ->> 'weight'
+    when 'failure' then perdure.attempt_failed(r, p_body ->> 'reason', 'the worker ended', p_now)
+    when 'none' then perdure.move(r, case when r.cancel_requested then 'cancel' else 'lose' end, p_body ->> 'reason', '', p_now)
+    else perdure.worker_lost(r, p_body ->> 'reason', p_now) end;
   r := perdure.settle(r, p_now);
   return (r, jsonb_build_object('expired', true))::perdure.op_result;
 end $$;

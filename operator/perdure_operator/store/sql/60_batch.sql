@@ -100,7 +100,8 @@ begin
     when 'pause' then perdure.op_verb(r, 'pause', p_body, p_now)
     when 'resume' then perdure.op_verb(r, 'resume', p_body, p_now)
     when 'expire' then perdure.op_expire(r, p_body, p_now)
-    when 'note' then (perdure.log(r, p_body ->> 'kind', p_body -> 'data', p_now), '{}'::jsonb)::perdure.op_result
+    when 'note' then (case when perdure.terminal(r.state) then r else perdure.log(r, p_body ->> 'kind', p_body -> 'data', p_now) end,
+                      '{}'::jsonb)::perdure.op_result
     when 'settle' then (perdure.settle(r, p_now), '{}'::jsonb)::perdure.op_result
   end;
 end $$;
