@@ -161,6 +161,7 @@ class PodExit:
     clean: bool
     stopped: bool
     sidecar_first: bool
+    pod_killed: bool = False
 
     @property
     def broken(self) -> bool:
@@ -178,6 +179,8 @@ class PodExit:
         """One word for the store."""
         if self.stopped or self.clean:
             return "Stopped" if self.stopped else "Completed"
+        if self.pod_killed:
+            return "PodKilled"
         if self.sidecar_first:
             return "SidecarExited"
         return "AgentKilled" if (self.agent or 0) < 0 else "AgentExited"
@@ -237,10 +240,11 @@ class WorkerPod:
             await asyncio.wait([sidecar, stop], timeout=courtesy, return_when=asyncio.FIRST_COMPLETED)
         clean = self.sidecar.code == 0
         stopped = self._stop.is_set() and not clean
+        pod_killed = not stopped and max(self.agent.code or 0, self.sidecar.code or 0) < 0
         await self.agent.stop(self._grace)
         await self.sidecar.stop()
         stop.cancel()
-        return PodExit(self.agent.code, self.sidecar.code, seconds, clean, stopped, sidecar_first)
+        return PodExit(self.agent.code, self.sidecar.code, seconds, clean, stopped, sidecar_first, pod_killed)
 
 
 async def _start(launch: Launch, leash: Leash) -> Process:

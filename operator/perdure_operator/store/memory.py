@@ -615,7 +615,7 @@ class Oracle:
                 if run.cancel_requested != (outcome == "cancelled"):
                     raise CancelRequested if run.cancel_requested else IllegalTransition
                 run.result = op.payload if outcome == "succeeded" else None
-                self._move(run, Event(outcome[:-2] if outcome == "cancelled" else "succeed"), outcome.capitalize())
+                self._move(run, Event.CANCEL if outcome == "cancelled" else Event.SUCCEED, outcome.capitalize())
             case "failed":
                 run.error_type = error or None
                 self._end(run, Event.FAIL, error or "Failed")

@@ -104,6 +104,13 @@ def test_an_activity_between_intent_and_receipt_holds_a_pause_off(decision: str,
     assert run.may_pause()
 
 
+def test_an_answer_of_another_shape_tells_nothing() -> None:
+    run = held()
+    act(run, "activity.begin", b'{"decision":7}')
+    act(run, "wait", b"not json")
+    assert not run.activities
+
+
 def test_a_cancel_overrules_a_pause() -> None:
     run = held()
     run.poked(b'{"pause":true,"cancel":true}')

@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+from importlib import metadata
 from typing import Any, get_args
 
 import msgspec
@@ -13,6 +14,7 @@ import pytest
 
 from perdure import protocol
 from perdure.protocol import Answer, Operation, Problem, Refusal
+from perdure.sidecar import VERSION
 from perdure.sidecar.app import make_metrics, splice_tag
 from perdure.sidecar.gateway_client import FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS, delay_seconds
 from perdure.sidecar.heartbeat import pulse_seconds
@@ -133,6 +135,10 @@ def test_the_wait_before_a_reconnect_doubles_up_to_its_longest() -> None:
 @pytest.mark.parametrize(("heartbeat", "stall", "seconds"), [(5, None, 5), (5, 60, 5), (5, 4, 1), (5, 0.001, 0.02)])
 def test_the_pulse_is_fast_enough_to_see_a_stall(heartbeat: float, stall: float | None, seconds: float) -> None:
     assert pulse_seconds(heartbeat, stall) == seconds
+
+
+def test_the_version_is_the_distributions() -> None:
+    assert metadata.version("perdure") == VERSION
 
 
 def test_a_log_line_is_an_object_with_what_it_was_given() -> None:

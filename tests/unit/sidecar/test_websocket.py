@@ -21,6 +21,7 @@ from perdure.sidecar.websocket import (
     TEXT,
     TOO_BIG,
     UNSUPPORTED_DATA,
+    Batch,
     WebSocket,
     accept_key,
     apply_mask,
@@ -62,7 +63,7 @@ class Wire:
 
 
 def side(wire: Wire, *, client: bool, limit: int = LIMIT) -> WebSocket:
-    return WebSocket(wire, wire, client=client, max_bytes=limit)
+    return WebSocket(wire, wire, client=client, max_bytes=limit, batch=Batch())
 
 
 def portions(data: bytes, sizes: list[int]) -> list[bytes]:
@@ -103,6 +104,20 @@ def test_fragments_become_one_message_with_pings_answered_between(parts: list[by
         receiver.feed(bytes([final | opcode, len(part)]) + part + b"\x89\x02hi")
     assert wire.messages == [b"".join(parts)]
     assert wire.written.count(b"\x8a\x82") == len(parts), "masked pongs"
+
+
+def test_what_one_read_causes_goes_out_in_order_at_its_end() -> None:
+    """Two sockets that feed each other, as agent and gateway do."""
+    batch = Batch()
+    near, far = Wire(), Wire()
+    receiver, sender = (WebSocket(wire, wire, client=False, max_bytes=LIMIT, batch=batch) for wire in (near, far))
+    writes: list[bytes] = []
+    far.write = writes.append  # type: ignore[assignment]
+    near.on_message = lambda data: sender.send(TEXT, data)  # type: ignore[method-assign]
+    receiver.feed(b"".join(encode_frame(TEXT, b"%d" % n, masked=True) for n in range(5)) + encode_frame(TEXT, b"half", masked=True)[:5])
+    assert writes == [b"".join(encode_frame(TEXT, b"%d" % n, masked=False) for n in range(5))]
+    sender.send(TEXT, b"alone")
+    assert writes[1:] == [encode_frame(TEXT, b"alone", masked=False)], "at once outside of a read"
 
 
 def test_the_handshakes_proof_is_the_one_of_the_rfc() -> None:
@@ -157,6 +172,7 @@ async def test_a_close_is_answered_once_and_nothing_is_sent_after_it() -> None:
 
 class Endpoint:
     def __init__(self) -> None:
+        self.batch = Batch()
         self.frames: asyncio.Queue[Any] = asyncio.Queue()
         self.events: list[str] = []
 
@@ -213,7 +229,7 @@ async def test_a_client_of_another_make_is_understood() -> None:
                 key = next(line for line in data.split(b"\r\n") if line.lower().startswith(b"sec-websocket-key:")).split(b": ")[1]
                 head = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: %b\r\n\r\n"
                 self.transport.write(head % accept_key(key))
-                self.socket = WebSocket(self.transport, self, client=False, max_bytes=10_000_000)
+                self.socket = WebSocket(self.transport, self, client=False, max_bytes=10_000_000, batch=Batch())
             else:
                 self.socket.feed(data)
 

@@ -177,10 +177,13 @@ end $$;
 create or replace function perdure.op_wait(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
 declare
   v_key text := p_body ->> 'key';
+  v_known record;
   w perdure.waits;
 begin
-  select * into w from perdure.waits where run_id = r.run_id and key = v_key;
-  if not found then
+  select fingerprint, kind into v_known from perdure.journal where run_id = r.run_id and key = v_key;
+  if found and (v_known.kind <> 'wait' or v_known.fingerprint <> p_body ->> 'fingerprint') then
+    perform perdure.refuse('wait-conflict', format('the key %s is that of a %s with other conditions', v_key, v_known.kind));
+  elsif not found then
     r := perdure.log(r, 'wait.opened', jsonb_strip_nulls(jsonb_build_object('key', v_key, 'name', p_body ->> 'name',
       'mode', p_body ->> 'mode', 'conditions', jsonb_array_length(p_body -> 'on'), 'first', p_body -> 'on' -> 0,
       'timeoutSeconds', p_body -> 'timeoutSeconds')), p_now);

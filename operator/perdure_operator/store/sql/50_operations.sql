@@ -69,10 +69,13 @@ end $$;
 create or replace function perdure.op_spawn(r perdure.runs, p_body jsonb, p_input bytea, p_now timestamptz) returns perdure.op_result language plpgsql as $$
 declare
   v_child text;
+  v_kind text;
 begin
-  select data ->> 'child' into v_child from perdure.journal where run_id = r.run_id and key = p_body ->> 'key';
-  if v_child is not null then
+  select data ->> 'child', kind into v_child, v_kind from perdure.journal where run_id = r.run_id and key = p_body ->> 'key';
+  if v_kind = 'spawn' then
     return (r, jsonb_build_object('child', v_child, 'existing', true))::perdure.op_result;
+  elsif found then
+    perform perdure.refuse('invalid-input', format('the key %s is that of a %s', p_body ->> 'key', v_kind));
   end if;
   v_child := p_body -> 'run' ->> 'run_id';
   r := perdure.log(r, 'child.spawned', jsonb_build_object('key', p_body ->> 'key', 'child', v_child, 'pool', p_body -> 'run' ->> 'pool'), p_now);

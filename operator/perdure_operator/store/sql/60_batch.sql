@@ -153,13 +153,17 @@ begin
         v_result := perdure.operate(r, p_kind[i], v_fenced, p_body[i], p_payload[i], v_now);
         r := v_result.r;
         answer := v_result.answer;
+        if v_fenced and r.last_seq = v_before.last_seq and i = any (s_ord) then
+          -- Two writes of a slice at one sequence would be one, and a resend must meet its request.
+          r := perdure.log(r, 'session.saved', '{}', v_now);
+        end if;
         insert into perdure.slices (run_id, name, seq, append, version, value)
         select r.run_id, n, r.last_seq, a, v, x from unnest(s_ord, s_name, s_append, s_version, s_value) s(o, n, a, v, x)
         where o = i and v_fenced on conflict do nothing;
         insert into perdure.blobs (run_id, hash, data)
         select br, h, d from unnest(b_ord, b_run, b_hash, b_data) b(o, br, h, d) where o = i on conflict do nothing;
       end if;
-      if v_fenced then
+      if v_fenced and r.last_seq > v_before.last_seq then
         r.worker_seq := r.last_seq;
       end if;
       if r.state = 'Pending' and cardinality(p_idle) > 0 then
