@@ -43,7 +43,7 @@ $(STAMP):
 	$(SAY) "environment ready: .venv"
 
 up: venv ## run the example report agent, end to end, on this machine
-	@$(PY) examples/report/demo.py
+	@$(PY) -m examples.report.demo
 
 dev: venv ## gateway, Postgres and workers on this machine, for the report example
 	@.venv/bin/perdure dev -f examples/report

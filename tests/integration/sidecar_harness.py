@@ -240,6 +240,12 @@ class Sidecar:
     def port(self) -> int:
         return int(next(line["port"] for line in self.log if "port" in line))
 
+    def most_memory(self) -> int:
+        """Bytes that the process has ever had resident; 0 where the system does not tell."""
+        status = Path(f"/proc/{self.process.pid}/status")
+        lines = status.read_text().splitlines() if status.exists() else []
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+
     async def exit_code(self) -> int:
         async with asyncio.timeout(PATIENCE):
             code = await self.process.wait()

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.sidecar_harness import PATIENCE, RUN, Gateway, Pod, Sidecar, running
 
 from perdure import protocol
-from perdure.protocol import Beat, Idle, Lease, LeaseLost
+from perdure.protocol import Beat, Idle, Lease, LeaseLost, Op
 
 FORK = {"PERDURE_POD_REUSE": "ForkPerRun"}
 
@@ -94,16 +94,22 @@ async def test_a_session_of_an_earlier_run_can_do_nothing_to_the_next(tmp_path: 
 
 async def test_a_child_that_died_with_its_run_open_gives_it_back_before_the_pod_is_idle(tmp_path: Path) -> None:
     gateway = Gateway()
+    gateway.swallow()
     async with running(tmp_path, gateway, **FORK) as sidecar:
         secret = await take(sidecar)
         await sidecar.get("/v1/run", secret=secret)
-        assert await idle(sidecar, exit_code=139) == (200, {"retiring": False})
-        finish = gateway.store.bodies()[-1]
-        assert (finish["outcome"], finish["error"]["type"]) == ("retry", "AgentDisconnected")
-        assert "139" in finish["error"]["message"]
+        told = asyncio.create_task(idle(sidecar, exit_code=139))
+        await gateway.until(lambda: gateway.pod.of(Op))
+        beats = len(gateway.pod.of(Beat))
+        await gateway.until(lambda: len(gateway.pod.of(Beat)) > beats + 1)
+        assert not gateway.pod.of(Idle), "the run is not given back before the gateway says so"
+        (finish,) = gateway.pod.of(Op)
+        await gateway.pod.send(gateway.store.commit(finish))
+        assert await told == (200, {"retiring": False})
         await gateway.until(lambda: gateway.pod.of(Idle))
-        order = [type(frame).__name__ for frame in gateway.pod.received if not isinstance(frame, Beat)]
-        assert order == ["Hello", "Op", "Idle"]
+        (body,) = gateway.store.bodies()
+        assert (body["outcome"], body["error"]["type"]) == ("retry", "AgentDisconnected")
+        assert "139" in body["error"]["message"]
 
 
 async def test_a_parent_that_asks_for_the_next_run_has_no_child(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from perdure_operator.domain.errors import (
     UnknownActivity,
     WaitConflict,
 )
+from perdure_operator.domain.lease import Weight, weight
 from perdure_operator.domain.run import Effect, Event, State
 from perdure_operator.domain.transitions import transition
 from perdure_operator.store.operations import Control, Fence, JournalStep, Outcome, SliceWrite
@@ -652,17 +653,26 @@ class Oracle:
         silent = timedelta(seconds=op.body.get("silentSeconds") or 0)
         if run.holder is None or run.epoch != op.body["leaseEpoch"] or run.beat_at > self.now - silent:
             return {"expired": False}
-        run.losses = 1 if run.worker_seq > run.loss_seq else run.losses + 1
-        run.loss_seq = run.worker_seq
-        if not run.cancel_requested and run.losses > run.columns["max_losses"]:
+        match op.body.get("weight"):
+            case Weight.FAILURE:
+                self._attempt_failed(run, op.body["reason"])
+            case counts:
+                self._lost(run, op.body["reason"], counts=counts != Weight.NONE)
+        self._settle(run)
+        return {"expired": True}
+
+    def _lost(self, run: Run, reason: str, *, counts: bool) -> None:
+        """L5: only losses without progress in between add up, and too many park the run for a person."""
+        if counts:
+            run.losses = 1 if run.worker_seq > run.loss_seq else run.losses + 1
+            run.loss_seq = run.worker_seq
+        if counts and not run.cancel_requested and run.losses > run.columns["max_losses"]:
             run.paused = run.wake_due = True
             self._move(run, Event.PAUSE, "LossesExhausted")
         else:
             if not run.cancel_requested:
                 run.reasons.append("lost")
-            self._end(run, Event.LOSE, op.body["reason"])
-        self._settle(run)
-        return {"expired": True}
+            self._end(run, Event.LOSE, reason)
 
     def _verb(self, run: Run, verb: str) -> Answer:
         if run.state.terminal and not (verb == "cancel" and run.state is State.CANCELLED):
@@ -772,7 +782,7 @@ class Oracle:
         self.pods.pop(pod, None)
         self.terminated.add(pod)
         for run in lost:
-            self.control(Control(run.id, "expire", {"leaseEpoch": run.epoch, "reason": reason}))
+            self.control(Control(run.id, "expire", {"leaseEpoch": run.epoch, "reason": reason, "weight": weight(reason)}))
         return [run.id for run in lost]
 
     def beat(self, run: UUID, epoch: int, pod: UUID) -> bool:

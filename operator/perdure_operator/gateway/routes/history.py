@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from uuid import UUID
 
 from aiohttp import web
 
 from perdure import protocol as wire
-from perdure_operator.domain.errors import InvalidInput
+from perdure_operator.domain.errors import InvalidInput, Unavailable
 from perdure_operator.domain.run import State
 from perdure_operator.gateway.http import authorize, integer, reply
 from perdure_operator.gateway.views import event_view, record
@@ -64,7 +65,8 @@ class History:
             run = await reader.find(request.match_info["ns"], request.match_info["run"])
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
-        await self._follow(run, start, response)
+        with contextlib.suppress(ConnectionResetError, Unavailable):  # the reader has gone, or comes back with Last-Event-ID
+            await self._follow(run, start, response)
         return response
 
     async def _follow(self, run: UUID, start: int, response: web.StreamResponse) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import UUID, uuid4, uuid5
+from uuid import UUID, uuid4
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -25,7 +25,6 @@ from perdure_operator.store.operations import Control
 from perdure_operator.store.store import NewRun, Store
 
 MAX_RUNS_A_REQUEST = 1000
-_SIGNAL_SPACE = UUID("6f1f3c0e-6c3b-5a0e-9d0c-3d1f2a9b7c55")
 
 
 class _Submission(BaseModel):
@@ -176,8 +175,8 @@ class Runs:
         run = await self._find(request)
         outcome = await _ok(
             self._batcher,
-            # The id is the signal's identity, so it is the request's as well: a resend meets the first.
-            Control(run, "signal", {"name": name, "id": key}, request=uuid5(_SIGNAL_SPACE, f"{name}/{key}"), payload=raw),
+            # The request id is for our own second tries; the sender's is the signal's id, and it is told when that was there already.
+            Control(run, "signal", {"name": name, "id": key}, request=uuid4(), payload=raw),
         )
         return reply({"seq": outcome["seq"], "duplicate": outcome["duplicate"], "id": key}, 202)
 

@@ -162,14 +162,17 @@ begin
   return perdure.move(r, 'retry', p_type, p_message, p_now, jsonb_build_object('runnableAt', r.runnable_at));
 end $$;
 
-create or replace function perdure.worker_lost(r perdure.runs, p_reason text, p_now timestamptz)
+-- `p_counts`: false when somebody took the worker away on purpose.
+create or replace function perdure.worker_lost(r perdure.runs, p_reason text, p_counts boolean, p_now timestamptz)
 returns perdure.runs language plpgsql as $$
 begin
-  r.losses := case when r.worker_seq > r.loss_seq then 1 else r.losses + 1 end;
-  r.loss_seq := r.worker_seq;
+  if p_counts then
+    r.losses := case when r.worker_seq > r.loss_seq then 1 else r.losses + 1 end;
+    r.loss_seq := r.worker_seq;
+  end if;
   if r.cancel_requested then
     return perdure.move(r, 'cancel', 'Cancelled', 'the worker was lost after the cancel', p_now);
-  elsif r.losses > r.max_losses then
+  elsif p_counts and r.losses > r.max_losses then
     r.paused := true;
     r.wake_due := true;
     return perdure.move(r, 'pause', 'LossesExhausted',

@@ -205,8 +205,7 @@ begin
   end if;
   r := case p_body ->> 'weight'
     when 'failure' then perdure.attempt_failed(r, p_body ->> 'reason', 'the worker ended', p_now)
-    when 'none' then perdure.move(r, case when r.cancel_requested then 'cancel' else 'lose' end, p_body ->> 'reason', '', p_now)
-    else perdure.worker_lost(r, p_body ->> 'reason', p_now) end;
+    else perdure.worker_lost(r, p_body ->> 'reason', p_body ->> 'weight' is distinct from 'none', p_now) end;
   r := perdure.settle(r, p_now);
   return (r, jsonb_build_object('expired', true))::perdure.op_result;
 end $$;

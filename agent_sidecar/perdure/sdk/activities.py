@@ -1,0 +1,306 @@
+"""One call of a tool: the conversation with the ledger until there is a result (E4, E5).
+
+Begin, and follow the decision: execute with the key and close the token, whatever happens; take the receipt; wait; ask the provider; ask
+a person. A token is closed as FAILED only when it is proven that nothing happened; every other end that is no success is UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Generic, Literal, TypeVar, cast
+from uuid import uuid4
+
+import msgspec
+
+from perdure import protocol
+from perdure.protocol import ActivityDecision, ActivityEnd, ErrorInfo
+from perdure.sdk import errors
+from perdure.sdk.codec import encode
+from perdure.sdk.here import HERE, Here
+from perdure.sdk.identity import Scope
+from perdure.sdk.signature import Signature
+from perdure.sdk.tool_options import Receipt, ToolOptions
+
+R = TypeVar("R")
+T = TypeVar("T")
+_BUSY_PAUSES: Final = (0.05, 5.0)
+_HARMLESS: Final = ("local", "read_only")
+
+
+class PersonAnswer(msgspec.Struct, rename="camel"):
+    """Payload of the signal ``effect:{key}:{attempt}``, by which a person says what became of an UNKNOWN effect."""
+
+    happened: bool
+    response: msgspec.Raw = protocol.NULL
+    provider_ref: str | None = None
+
+
+class ToolCall(Generic[R]):
+    def __init__(
+        self,
+        here: Here,
+        signature: Signature,
+        options: ToolOptions,
+        arguments: msgspec.Raw,
+        body: Callable[[str], Callable[[], Any]],
+        reconcile: Callable[[str], Any] | None,
+    ) -> None:
+        self._here = here
+        self._execution = here.execution
+        self._signature = signature
+        self._options = options
+        self._arguments = arguments
+        self._body = body
+        self._reconcile = reconcile
+        self._executions = 0
+        self._busy_pause = _BUSY_PAUSES[0]
+        self._error: BaseException | None = None
+
+    async def receipt(self) -> Receipt[R]:
+        self._here = cast("Here", HERE.get())._replace(scope=self._here.scope)
+        await self._execution.gate(self._here.strand)
+        if not self._options.ledger:
+            return self._made(await self._run_body(str(uuid4()), None), str(uuid4()))
+        self._busy_until = self._execution.loop.time() + self._options.timeout
+        decision = await self._begin()
+        while True:
+            step = await self._follow(decision)
+            if not isinstance(step, ActivityDecision):
+                return step
+            decision = step
+
+    async def _begin(self) -> ActivityDecision:
+        options = self._options
+        body = protocol.ActivityBegin(
+            tool=options.name,
+            arguments=self._arguments,
+            effect=options.effect,
+            scope=None if options.scope is None else list(options.scope),
+            scope_is_identity=options.scope_is_identity,
+            ignore=list(options.ignore),
+            namespace=options.namespace,
+            occurrence=options.occurrence,
+            step=self._here.step,
+            on_unknown=options.on_unknown,
+            timeout_seconds=options.timeout,
+            max_retries=options.retries,
+        )
+        with self._here.strand.busy():
+            return await self._execution.call(body, ActivityDecision)
+
+    async def _follow(self, decision: ActivityDecision) -> Receipt[R] | ActivityDecision:
+        """A result, or the next decision."""
+        match decision.decision:
+            case "execute" | "retry":
+                await self._pause(decision.retry_after_seconds)
+                return await self._execute(decision)
+            case "receipt":
+                return self._replayed(decision)
+            case "busy":
+                if self._execution.loop.time() > self._busy_until:
+                    raise self._refusal(errors.EffectBusy, decision) from self._error
+                await self._pause(max(self._busy_pause, decision.retry_after_seconds))
+                self._busy_pause = min(self._busy_pause * 2, _BUSY_PAUSES[1])
+                return await self._begin()
+            case "unknown":
+                return await self._find_out(decision)
+            case "conflict":
+                raise self._refusal(errors.EffectConflict, decision) from self._error
+            case "failed":
+                raise self._refusal(errors.EffectFailed, decision) from self._error
+        raise self._refusal(errors.EffectDenied, decision) from self._error
+
+    # ---------------------------------------------------------------------------------------------- executing
+
+    async def _execute(self, decision: ActivityDecision) -> Receipt[R] | ActivityDecision:
+        self._executions += 1
+        with self._execution.receipt_due():
+            end = ActivityEnd(key=decision.key, token=decision.token or "", state="unknown")
+            error: BaseException | None = None
+            value: Any = None
+            try:
+                value = await self._run_body(decision.key, end)
+                end.state = "succeeded"
+                end.provider_ref = self._options.provider_ref(value) if self._options.provider_ref else None
+                end.response = msgspec.Raw(encode(value, f"result of tool {self._options.name}"))
+            except BaseException as caught:  # noqa: BLE001  # the token is closed whatever ended the call
+                error = caught
+                if end.state != "succeeded":
+                    end.state = self._proven(caught, decision)
+                    end.error = errors.describe(caught)
+            await _uninterrupted(self._close(end), cancelled=isinstance(error, asyncio.CancelledError))
+        if self._execution.over:
+            await self._execution.park()
+        if error is None:
+            if self._signature.result.untyped:
+                value = self._signature.result.decode(end.response)
+            return self._made(value, decision.key, provider_ref=end.provider_ref)
+        if end.state == "succeeded" or not self._goes_on(error, end.state, decision):
+            raise error
+        self._error = error
+        return await self._begin()
+
+    async def _run_body(self, key: str, end: ActivityEnd | None) -> Any:
+        """The tool's function, at most for its timeout. It must leave nothing open: what happens in here is between it and its provider."""
+        execution, strand, options = self._execution, self._here.strand, self._options
+        own = execution.strands.begin(strand.lane, parent=strand)
+        scope = Scope(f"{self._here.scope.path}/activity:{options.name}={key[:16]}".lstrip("/"))
+        strand.enter()
+        limit = asyncio.timeout(options.timeout)
+        try:
+            with execution.here(scope, own, self._here.step):
+                async with limit:
+                    if self._signature.is_async:
+                        value = await self._body(key)()
+                    else:
+                        value = await self._in_thread(key, end)
+                    execution.probe(key)
+                    return value
+        except TimeoutError as error:
+            if limit.expired():
+                raise errors.ToolTimedOut(f"tool {options.name} took longer than {options.timeout} s") from error
+            raise
+        finally:
+            own.end()
+            strand.leave()
+
+    async def _in_thread(self, key: str, end: ActivityEnd | None) -> Any:
+        """A thread cannot be stopped. If it is given up and succeeds later, its receipt is sent after all."""
+        future = self._execution.threads.call(self._body(key), own_thread=True)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if end is not None:
+                future.add_done_callback(lambda done: self._late(done, end))
+            raise
+
+    def _late(self, done: asyncio.Future[Any], end: ActivityEnd) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return
+        try:
+            response = msgspec.Raw(encode(done.result()))
+        except errors.PerdureError:
+            response = protocol.NULL
+        late = ActivityEnd(key=end.key, token=end.token, state="succeeded", response=response)
+        self._execution.background(self._close(late))
+
+    async def _close(self, end: ActivityEnd) -> None:
+        """Every token is closed, after a lost lease too: then the receipt is evidence."""
+        if not self._execution.over:
+            end.slices = self._execution.session.take()
+        with self._here.strand.busy():
+            await self._execution.call(end, protocol.ActivityRecorded, receipt=True)
+
+    def _proven(self, error: BaseException, decision: ActivityDecision) -> Literal["failed", "unknown", "cancelled"]:
+        if isinstance(error, (errors.NotExecuted, *self._options.not_executed, *self._options.rejected)):
+            return "failed"
+        if decision.effect in _HARMLESS:
+            return "failed" if isinstance(error, Exception) else "cancelled"
+        return "unknown"
+
+    def _goes_on(self, error: BaseException, state: str, decision: ActivityDecision) -> bool:
+        """Whether to begin again after a failed execution, or to let the agent have the error."""
+        if not isinstance(error, Exception) or isinstance(error, self._options.rejected):
+            return False
+        if isinstance(error, (errors.NotExecuted, *self._options.not_executed)):
+            return True
+        if state == "unknown" and decision.policy not in ("retry-same-key", "assume-not-done"):
+            return True
+        return self._executions <= (self._options.retries or 0)
+
+    # ---------------------------------------------------------------------------------------------- not executing
+
+    async def _find_out(self, decision: ActivityDecision) -> ActivityDecision:
+        """E5: nobody knows whether the effect happened."""
+        if decision.policy == "query" and self._reconcile is not None:
+            return await self._query(decision, self._reconcile)
+        if decision.policy in ("ask", "query"):
+            return await self._ask(decision)
+        if decision.retry_after_seconds > 0:
+            await self._pause(decision.retry_after_seconds)
+            return await self._begin()
+        raise self._refusal(errors.EffectUnknown, decision) from self._error
+
+    async def _query(self, decision: ActivityDecision, reconcile: Callable[[str], Any]) -> ActivityDecision:
+        scope = Scope(f"{self._here.scope.path}/activity:{self._options.name}={decision.key[:16]}/reconcile".lstrip("/"))
+        try:
+            with self._here.strand.busy(), self._execution.here(scope, self._here.strand, self._here.step):
+                if inspect.iscoroutinefunction(reconcile):
+                    found = await reconcile(decision.key)
+                else:
+                    found = await self._execution.threads.call(lambda: reconcile(decision.key))
+                    if inspect.isawaitable(found):
+                        found = await found
+        except Exception as error:
+            message = f"the provider could not be asked: {error}"
+            raise errors.EffectUnknown(self._options.name, decision.key, message, retryable=True) from error
+        resolved = await self._resolve(decision.key, happened=found is not None, response=encode(found))
+        if resolved.decision == "unknown":
+            await self._pause(resolved.retry_after_seconds or 1.0)
+            return await self._begin()
+        return resolved
+
+    async def _ask(self, decision: ActivityDecision) -> ActivityDecision:
+        """Suspends until a person answers by a signal, which names the execution it is about: a second doubt needs a second answer."""
+        signal = f"effect:{decision.key}:{decision.attempt}"
+        for count in range(1_000_000):
+            claim = self._execution.root.claim("wait", "effect", f"{decision.key}.{decision.attempt}.{count}")
+            if claim.key not in self._execution.journal:
+                self._execution.notice("EffectUnknown", {"tool": self._options.name, "key": decision.key, "signal": signal})
+            on = [protocol.Condition(kind="signal", name=signal)]
+            outcome = await self._execution.waits.wait(self._here, claim, protocol.WaitBegin(key=claim.key, name=signal, on=on), 0.0)
+            try:
+                answer = msgspec.json.decode(outcome.fired[0].payload, type=PersonAnswer)
+            except msgspec.MsgspecError as error:
+                self._execution.notice("AnswerRefused", {"signal": signal, "reason": str(error), "expected": '{"happened": true|false}'})
+                continue
+            resolved = await self._resolve(decision.key, answer.happened, bytes(answer.response), answer.provider_ref)
+            if resolved.decision != "unknown":
+                return resolved
+            await self._pause(resolved.retry_after_seconds or 1.0)
+            return await self._begin()
+        raise AssertionError("unreachable")
+
+    async def _resolve(self, key: str, happened: bool, response: bytes, provider_ref: str | None = None) -> ActivityDecision:
+        body = protocol.ActivityResolve(key=key, happened=happened, response=msgspec.Raw(response), provider_ref=provider_ref)
+        with self._here.strand.busy():
+            return await self._execution.call(body, ActivityDecision)
+
+    async def _pause(self, seconds: float) -> None:
+        if seconds > 0:
+            with self._here.strand.busy():
+                await self._execution.pause(seconds)
+
+    def _replayed(self, decision: ActivityDecision) -> Receipt[R]:
+        data = protocol.NULL if decision.response is msgspec.UNSET else decision.response
+        try:
+            value = self._signature.result.decode(data)
+        except ValueError as error:
+            raise errors.ResultUndecodable(
+                f"the receipt of tool {self._options.name} is no {self._signature.result.type}: {error}; deploy code that can read it"
+            ) from error
+        return self._made(value, decision.key, replayed=True, provider_ref=decision.provider_ref, message=decision.message)
+
+    def _made(self, value: Any, key: str, **about: Any) -> Receipt[R]:
+        return Receipt(value, key, **about)
+
+    def _refusal(self, kind: type[errors.EffectError], decision: ActivityDecision) -> errors.EffectError:
+        error: ErrorInfo | None = decision.error
+        message = decision.message + (f" ({error.type}: {error.message})" if error else "")
+        return kind(self._options.name, decision.key, message or decision.decision)
+
+
+async def _uninterrupted(work: Coroutine[Any, Any, T], *, cancelled: bool) -> T:
+    """Finishes ``work`` through cancellations of this task; one that came meanwhile is raised after it."""
+    task = asyncio.ensure_future(work)
+    interrupted = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            interrupted = True
+    if interrupted and not cancelled:
+        raise asyncio.CancelledError
+    return task.result()

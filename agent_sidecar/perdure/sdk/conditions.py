@@ -1,0 +1,152 @@
+"""What a run can wait for, as its author says it: signals, timers, children; any or all of them, with a timeout (W1, W4, W5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
+
+from perdure import protocol
+from perdure.sdk.calls import dispatch
+from perdure.sdk.codec import Codec, codec_of, fingerprint
+from perdure.sdk.durations import Duration, in_seconds
+from perdure.sdk.errors import InvalidDeclaration, ResultUndecodable, WaitTimedOut
+from perdure.sdk.here import Here
+
+T = TypeVar("T")
+WaitMode = Literal["any", "all", "first_failure"]
+
+
+class Condition(Protocol):
+    """Anything that ``run.wait`` takes: ``signal(...)``, ``timer(...)``, ``at(...)``, a child."""
+
+    def condition(self) -> protocol.Condition: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Signal(Generic[T]):
+    """A signal that came. ``late_seconds`` of a timer says how long it was due. ``at`` is RFC 3339 in UTC."""
+
+    name: str
+    id: str
+    at: str
+    payload: T
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """A condition that came true. ``index`` is its position in the call. A timer that is ``late_seconds`` late is the agent's to judge."""
+
+    index: int
+    kind: str
+    name: str
+    id: str
+    at: str
+    late_seconds: float
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """What a wait gave. With ``timed_out`` nothing fired."""
+
+    timed_out: bool
+    fired: tuple[Fired, ...]
+
+    @property
+    def first(self) -> Fired:
+        """Raises WaitTimedOut if nothing fired."""
+        if not self.fired:
+            raise WaitTimedOut
+        return self.fired[0]
+
+
+class SignalCondition(Generic[T]):
+    def __init__(self, name: str, codec: Codec[Any]) -> None:
+        self.name = name
+        self.codec = codec
+
+    def condition(self) -> protocol.Condition:
+        return protocol.Condition(kind="signal", name=self.name)
+
+
+class TimerCondition:
+    def __init__(self, seconds: float | None, due: datetime | None) -> None:
+        self._seconds = seconds
+        self._due = due
+
+    def condition(self) -> protocol.Condition:
+        due = None if self._due is None else self._due.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        return protocol.Condition(kind="timer", seconds=self._seconds, at=due)
+
+
+def signal(name: str, kind: type[T] | Any = Any) -> SignalCondition[T]:
+    """A signal by name, its payload read as ``kind``."""
+    return SignalCondition(name, codec_of(kind))
+
+
+def timer(duration: Duration) -> TimerCondition:
+    """A time from the moment when the wait is first registered; a restart does not begin it again."""
+    seconds = in_seconds(duration)
+    if seconds < 0:
+        raise InvalidDeclaration("a timer cannot be negative")
+    return TimerCondition(seconds, None)
+
+
+def at(due: datetime) -> TimerCondition:
+    """An absolute time. It must have a time zone."""
+    if due.tzinfo is None:
+        raise InvalidDeclaration("a time without a time zone means something else on every machine; give it one")
+    return TimerCondition(None, due)
+
+
+async def until(
+    here: Here,
+    on: Sequence[protocol.Condition],
+    *,
+    mode: WaitMode = "any",
+    name: str,
+    timeout: Duration | None = None,
+    key: str | None = None,
+    kind: Literal["wait", "sleep"] = "wait",
+    hold: Duration | None = None,
+) -> protocol.WaitOutcome:
+    """A wait with its identity. Raises WaitTimedOut, InputChanged, ConcurrentUnnamed, RunCancelled."""
+    execution = here.execution
+    claim = here.scope.claim(kind, name, key, here.strand.lane)
+    body = protocol.WaitBegin(
+        key=claim.key,
+        name=name[:253],
+        mode=mode,
+        on=list(on),
+        timeout_seconds=None if timeout is None else in_seconds(timeout),
+        # Times may depend on when the code runs; what is waited for may not.
+        fingerprint=fingerprint({"mode": mode, "on": [[condition.kind, condition.name] for condition in on]}),
+    )
+    held = execution.options.hold_seconds if hold is None else in_seconds(hold)
+    outcome: protocol.WaitOutcome = await dispatch(execution, lambda: execution.waits.wait(here, claim, body, held), blocking=False)
+    if outcome.status == "timed_out":
+        raise WaitTimedOut(f"{claim.key}: nothing happened in {body.timeout_seconds} s")
+    return outcome
+
+
+def fired(conditions: Sequence[Condition], outcome: protocol.WaitOutcome) -> tuple[Fired, ...]:
+    return tuple(
+        Fired(item.index, item.kind, item.name, item.id, item.at, item.late_seconds, _payload(conditions[item.index], item))
+        for item in outcome.fired
+    )
+
+
+def _payload(condition: Condition, item: protocol.Fired) -> Any:
+    if isinstance(condition, SignalCondition):
+        return decoded(condition.codec, item)
+    ended = getattr(condition, "_ended", None)
+    return cast("Any", ended)(item) if ended else None
+
+
+def decoded(codec: Codec[Any], item: protocol.Fired) -> Any:
+    try:
+        return codec.decode(item.payload)
+    except ValueError as error:
+        raise ResultUndecodable(f"the payload of {item.kind} {item.name} is no {codec.type}: {error}") from error

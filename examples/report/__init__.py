@@ -1,0 +1,1 @@
+"""An agent that reads documents, writes a PDF about them, has it approved, and mails it: once, whatever dies in between."""

@@ -1,0 +1,204 @@
+"""The public API as programs use it: create once, find again, page, follow, signal once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from tests.harness.api import Api, Refused
+from tests.harness.cluster import POOL, Cluster
+from tests.harness.pods import signal
+
+from perdure import protocol as wire
+
+
+def body(name: str | None = None, **spec: Any) -> dict[str, Any]:
+    return {**({"name": name} if name else {}), "spec": {"agent": {"poolRef": {"name": "p"}}, **spec}}
+
+
+# --------------------------------------------------------------------------------------------------------------- create
+
+
+async def test_a_key_makes_one_run_however_often_it_is_sent(cluster: Cluster) -> None:
+    apis = [cluster.api(gateway) for gateway in await cluster.start("a", "b")]
+    views = await asyncio.gather(*(apis[n % 2].call("POST", "/runs", body(input={"n": 1}), key="once") for n in range(12)))
+    assert len({view["runId"] for view in views}) == 1
+    other = await apis[0].call("POST", "/runs", body(), key="another")
+    assert other["runId"] != views[0]["runId"]
+    # A batch has a key for each of its runs, and gets all of them back.
+    batches = await asyncio.gather(*(apis[n % 2].call("POST", "/runs", {"runs": [body(), body()]}, key="both") for n in range(6)))
+    assert len({tuple(view["runId"] for view in batch["items"]) for batch in batches}) == 1
+    assert await cluster.pg.fetchval("select count(*) from perdure.runs") == 4
+
+
+async def test_a_taken_name_refuses_the_whole_batch(cluster: Cluster) -> None:
+    _, api = await cluster.one()
+    await api.create("taken")
+    with pytest.raises(Refused, match="name-taken"):
+        await api.call("POST", "/runs", body("taken"))
+    with pytest.raises(Refused, match="name-taken") as refused:
+        await api.call("POST", "/runs", {"runs": [body("new"), body("taken")]})
+    assert "Idempotency-Key" in refused.value.problem.action
+    assert await cluster.pg.fetchval("select count(*) from perdure.runs") == 1
+    with pytest.raises(Refused, match="name-taken"):
+        await api.call("POST", "/runs", {"runs": [body("twice"), body("twice")]})
+    # The same name in another namespace is another run.
+    other = cluster.api(api.gateway, namespace="elsewhere")
+    await other.call("PUT", "/pools/p", {"spec": POOL})
+    await other.create("taken")
+
+
+async def test_a_pool_made_at_another_gateway_is_known_at_once(cluster: Cluster) -> None:
+    a, b = await cluster.start("a", "b")
+    await cluster.api(a).call("PUT", "/pools/fresh", {"spec": POOL})
+    await cluster.api(b).create("run", pool="fresh")
+    pools = await cluster.api(b).call("GET", "/pools")
+    assert {item["pool"]: item["runnable"] for item in pools["items"]} == {"default/fresh": 1, "default/p": 0}
+    pod = await cluster.holder(a, pool="default/fresh")
+    await cluster.api(b).call("PUT", "/pools/fresher", {"spec": POOL})
+    await pod.spawn("spawn:c#0", pool="fresher")
+
+
+# ----------------------------------------------------------------------------------------------------------------- read
+
+
+async def pages(api: Api, query: str, limit: int) -> list[list[str]]:
+    found, after = [], ""
+    while True:
+        page = await api.call("GET", f"/runs?limit={limit}{query}{after}")
+        found.append([item["name"] for item in page["items"]])
+        if page["next"] is None:
+            return found
+        after = f"&after={page['next']}"
+
+
+async def test_paging_and_filters(cluster: Cluster) -> None:
+    gateway, api = await cluster.one()
+    names = [f"r{n:02}" for n in range(25)]
+    await api.create_many(names)
+    found = await pages(api, "", 10)
+    assert [len(page) for page in found] == [10, 10, 5]
+    everything = [name for page in found for name in page]
+    assert sorted(everything) == names
+    first = await api.call("GET", "/runs?limit=10")
+    await api.create("later")
+    rest = await api.call("GET", f"/runs?limit=100&after={first['next']}")
+    assert [item["name"] for item in rest["items"]] == [*everything[10:], "later"]  # what comes in between is not missed
+
+    pod = await cluster.holder(gateway)
+    assert await pages(api, "&state=Running", 10) == [[pod.context.name if pod.context else ""]]
+    kid = await pod.spawn("spawn:c#0")
+    assert [item["runId"] for item in (await api.call("GET", f"/runs?parent={pod.run}"))["items"]] == [kid]
+    assert (await api.call("GET", "/runs?pool=default/nothing"))["items"] == []
+    elsewhere = cluster.api(gateway, namespace="elsewhere")
+    assert (await elsewhere.call("GET", "/runs"))["items"] == []
+    everywhere = cluster.api(gateway, namespace="-")
+    assert len((await everywhere.call("GET", "/runs?limit=1000"))["items"]) == 27
+    assert (await everywhere.view(kid)).parent == pod.run
+    with pytest.raises(Refused, match="run-not-found"):
+        await elsewhere.view(kid)
+
+
+async def test_what_a_run_shows_of_itself(cluster: Cluster) -> None:
+    gateway, api = await cluster.one()
+    run = await api.create("shown", summary="a summary", objective="an objective", input={"n": [1, 2]})
+    pod = await cluster.holder(gateway)
+    kid = await pod.spawn("spawn:c#0")
+    await pod.step("step:s#0")
+    await pod.op(wire.ActivityBegin(tool="send_mail"))
+    await pod.wait("wait:go#0", signal("go"), wire.Condition(kind="child_done", name=kid), mode="all")
+    view = await api.view("shown")
+    assert view == await api.view(run)
+    assert (view.summary, view.objective, view.steps) == ("a summary", "an objective", 1)
+    assert view.children == {"active": 1, "succeeded": 0, "failed": 0}
+    assert [(w["kind"], w["name"]) for w in view.waiting_for] == [("signal", "go"), ("child_done", kid)]
+    why = await api.call("GET", f"/runs/{run}/why")
+    assert (why["state"], why["reason"], why["message"]) == ("Suspended", "Waiting", "waits for child_done, signal go")
+    tree = await api.call("GET", f"/runs/{run}/tree")
+    assert (tree["run"]["runId"], [item["runId"] for item in tree["descendants"]]) == (run, [kid])
+    assert [item["kind"] for item in (await api.call("GET", f"/runs/{run}/journal"))["items"]] == ["spawn", "step", "wait"]
+    [entry] = (await api.call("GET", f"/runs/{run}/ledger"))["items"]
+    assert (entry["tool"], entry["state"]) == ("send_mail", "UNKNOWN")
+    first = await api.call("GET", f"/runs/{run}/events?limit=3")
+    second = await api.call("GET", f"/runs/{run}/events?from={first['next']}")
+    seqs = [event["seq"] for event in first["items"] + second["items"]]
+    assert (seqs, second["next"]) == (list(range(1, view.last_seq + 1)), None)
+
+
+# --------------------------------------------------------------------------------------------------------------- follow
+
+
+async def test_a_tail_goes_on_where_it_was_cut_and_ends_with_the_run(cluster: Cluster) -> None:
+    a, b = await cluster.start("a", "b")
+    run = await cluster.api(a).create()
+    pod = await cluster.holder(a)
+    await pod.step("step:s#0", b'{"text":"' + b"x" * 3000 + b'"}')
+    seen = await cluster.api(a).tail_of(run, 3)
+    assert [event.id for event in seen] == ["1", "2", "3"]
+    live = asyncio.create_task(collect(cluster.api(b), run, last_event_id=seen[1].id))
+    await pod.op(wire.EventAppend(kind="note", data=Raw(b'{"big":"' + b"y" * 3000 + b'"}')))
+    await pod.finish(output=b'"done"')
+    events = await asyncio.wait_for(live, 10)
+    assert [(event.event, event.id) for event in events] == [
+        ("step.succeeded", "3"),
+        ("agent.note", "4"),
+        ("run.succeeded", "5"),
+        ("end", ""),
+    ]
+    assert events[1].data["payload"] == {"big": "y" * 3000}
+    assert events[-1].data == {"state": "Succeeded"}
+    # A tail of a run that has ended is its log, and ends at once; from a place behind the end it is the end alone.
+    assert len(await collect(cluster.api(a), run)) == 6
+    assert [event.event for event in await collect(cluster.api(a), run, last_event_id="5")] == ["end"]
+    assert [event.event for event in await collect(cluster.api(a), run, start=100)] == ["end"]
+
+
+async def collect(api: Api, run: str, **options: Any) -> list[Any]:
+    return [event async for event in api.tail(run, **options)]
+
+
+async def test_a_reader_that_goes_away_is_no_error(cluster: Cluster) -> None:
+    gateway, api = await cluster.one()
+    run = await api.create()
+    pod = await cluster.holder(gateway)
+    await api.tail_of(run, 2)
+    for n in range(3):
+        await pod.step(f"step:s#{n}")
+    await api.tail_of(run, 5)
+    await pod.finish()
+    assert gateway.errors() == []
+
+
+# --------------------------------------------------------------------------------------------------------------- signal
+
+
+async def test_a_signal_is_taken_once_under_its_key(cluster: Cluster) -> None:
+    apis = [cluster.api(gateway) for gateway in await cluster.start("a", "b")]
+    run = await apis[0].create()
+    answers = await asyncio.gather(*(apis[n % 2].signal(run, "go", n, key="once") for n in range(10)))
+    assert len({answer["seq"] for answer in answers}) == 1
+    assert [answer["duplicate"] for answer in answers].count(False) == 1
+    assert await cluster.pg.fetchval("select count(*) from perdure.wakeups") == 1
+    # The same key for another name is another signal; no key is always another one.
+    assert (await apis[0].signal(run, "stop", key="once"))["duplicate"] is False
+    plain = [await apis[0].signal(run, "go") for _ in range(2)]
+    assert plain[0]["id"] != plain[1]["id"]
+    assert await cluster.pg.fetchval("select count(*) from perdure.wakeups") == 4
+
+
+async def test_names_and_keys_with_slashes_are_different_signals(cluster: Cluster) -> None:
+    _, api = await cluster.one()
+    run = await api.create()
+    first = await api.signal(run, "a%2Fb", key="c")
+    second = await api.signal(run, "a", key="b/c")
+    assert first["seq"] != second["seq"]
+    names = await cluster.pg.fetch("select name, id from perdure.wakeups order by seq")
+    assert [tuple(row) for row in names] == [("a/b", "c"), ("a", "b/c")]
+
+
+async def test_health(cluster: Cluster) -> None:
+    gateway, _ = await cluster.one()
+    for path in ("/healthz", "/readyz", "/metrics", "/openapi.json"):
+        assert await gateway.answers(path), path

@@ -1,0 +1,511 @@
+"""Tools from the client's side: E1-E5, E10."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from perdure import (
+    EffectConflict,
+    EffectFailed,
+    EffectUnknown,
+    InvalidDeclaration,
+    NotEncodable,
+    NotExecuted,
+    ResultUndecodable,
+    Run,
+    agent,
+    gather,
+    step,
+    tool,
+)
+from perdure.testing import Provider, Simulation, kill_everywhere
+
+
+@dataclass
+class Mail:
+    id: str
+
+
+class Refusal(Exception):
+    """The provider said no."""
+
+
+def states(sim: Simulation) -> list[str]:
+    return [entry.state for entry in sim.record.ledger.entries.values()]
+
+
+async def test_outside_a_run_a_tool_is_its_function_and_gets_some_key() -> None:
+    @tool(effect="external")
+    async def send(to: str, *, key: str) -> str:
+        return f"{to} {len(key)}"
+
+    @tool
+    def save(to: str) -> str:
+        return to
+
+    assert await send("ann", key="mine") == "ann 4"
+    assert await send("ann") == "ann 36"  # type: ignore[call-arg]
+    assert save("x") == "x"
+    assert await save.aio("x") == "x"
+
+
+def test_the_same_call_is_the_same_effect() -> None:
+    mail = Provider()
+
+    @tool(effect="external", scope=("to",), provider_ref=lambda result: result.id)
+    async def send(to: str, *, key: str = "") -> Mail:
+        return Mail(mail.act(key)["id"])
+
+    @agent
+    async def main(run: Run) -> list[Any]:
+        one = await send("ann")
+        again = await send.receipt("ann")
+        other = await send("bob")
+        second = await send.options(occurrence=1)("ann")
+        await run.wait_signal("go")
+        assert await send("ann") == one
+        return [one.id, again.value.id, again.replayed, again.provider_ref, "occurrence" in again.message, other.id, second.id]
+
+    sim = Simulation(main).signal("go", after=1).run()
+    assert sim.result == ["ref-1", "ref-1", True, "ref-1", True, "ref-2", "ref-3"]
+    mail.assert_once(3)
+
+
+def test_the_key_and_only_the_key_parameter_is_filled_in() -> None:
+    seen: list[str] = []
+
+    @tool(effect="external", key_parameter="idempotency_key")
+    async def put(key: str, value: int, idempotency_key: str = "") -> str:
+        seen.append(idempotency_key)
+        return key
+
+    @agent
+    async def main(run: Run) -> str:
+        return await put("my-object", 1)
+
+    sim = Simulation(main).run()
+    assert sim.result == "my-object"
+    assert seen == list(sim.record.ledger.entries)
+
+
+def test_other_arguments_under_the_same_scope_are_a_conflict_unless_scope_is_identity() -> None:
+    @tool(effect="external", scope=("to",))
+    async def strict(to: str, body: str) -> str:
+        return body
+
+    @tool(effect="external", scope=("to",), scope_is_identity=True)
+    async def loose(to: str, body: str) -> str:
+        return body
+
+    @tool(effect="external", ignore=("trace",))
+    async def ignoring(to: str, trace: object) -> str:
+        return to
+
+    @agent
+    async def main(run: Run) -> list[str]:
+        await strict("ann", "one")
+        try:
+            await strict("ann", "two")
+        except EffectConflict as error:
+            found = [error.code, error.tool]
+        return [*found, await loose("ann", "one"), await loose("ann", "two"), await ignoring("a", object()), await ignoring("a", 5)]
+
+    sim = Simulation(main).run()
+    assert sim.result == ["effect-conflict", "strict", "one", "one", "a", "a"]
+    assert len(sim.record.ledger.entries) == 3
+
+
+@pytest.mark.parametrize(
+    ("effect", "policy", "state"),
+    [("external", "fail", "UNKNOWN"), ("memory", None, "UNKNOWN"), ("local", None, "FAILED"), ("read_only", None, "FAILED")],
+)
+def test_an_exception_is_unknown_where_it_may_have_acted(effect: Any, policy: Any, state: str) -> None:
+    @tool(effect=effect, on_unknown=policy)
+    async def act() -> None:
+        raise ConnectionError("who knows")
+
+    @agent
+    async def main(run: Run) -> str:
+        try:
+            await act()
+        except (ConnectionError, EffectUnknown) as error:
+            return type(error).__name__
+        return "?"
+
+    sim = Simulation(main).run()
+    assert sim.result == ("EffectUnknown" if effect == "external" else "ConnectionError")
+    assert states(sim) == [state]
+
+
+def test_not_executed_is_failed_and_tried_again_under_the_same_key() -> None:
+    keys: list[str] = []
+
+    class Refused(Exception):
+        pass
+
+    @tool(effect="external", not_executed=(Refused,))
+    async def send(*, key: str = "") -> int:
+        keys.append(key)
+        if len(keys) == 1:
+            raise NotExecuted("no connection")
+        if len(keys) == 2:
+            raise Refused
+        return len(keys)
+
+    @agent
+    async def main(run: Run) -> int:
+        return await send()
+
+    sim = Simulation(main).run()
+    assert (sim.result, states(sim)) == (3, ["SUCCEEDED"])
+    assert len(set(keys)) == 1
+
+
+def test_retries_of_what_was_proven_not_executed_are_used_up() -> None:
+    @tool(effect="external", retries=2)
+    async def send() -> None:
+        raise NotExecuted("no connection")
+
+    @agent
+    async def main(run: Run) -> str:
+        try:
+            await send()
+        except EffectFailed as error:
+            return f"{error.__cause__!r}"
+        return "?"
+
+    sim = Simulation(main).run()
+    assert sim.result == "NotExecuted('no connection')"
+    assert [entry.attempts for entry in sim.record.ledger.entries.values()] == [3]
+
+
+def test_a_rejection_is_failed_and_the_agent_gets_it() -> None:
+    @tool(effect="external", rejected=(Refusal,))
+    async def send() -> None:
+        raise Refusal("invalid address")
+
+    @agent
+    async def main(run: Run) -> str:
+        try:
+            await send()
+        except Refusal as error:
+            return str(error)
+        return "?"
+
+    sim = Simulation(main).run()
+    assert (sim.result, states(sim)) == ("invalid address", ["FAILED"])
+
+
+def test_retries_where_trying_again_is_harmless() -> None:
+    tries: list[str] = []
+
+    @tool(effect="memory", retries=3)
+    async def remember(*, key: str = "") -> int:
+        tries.append(key)
+        if len(tries) < 3:
+            raise ConnectionError
+        return len(tries)
+
+    @agent
+    async def main(run: Run) -> int:
+        return await remember()
+
+    assert Simulation(main).run().result == 3
+    assert len(set(tries)) == 1
+
+
+@pytest.mark.parametrize("acted", [True, False])
+def test_query_asks_the_provider(acted: bool) -> None:
+    mail = Provider()
+
+    @tool(effect="external", on_unknown="query")
+    async def send(to: str, *, key: str = "") -> Mail:
+        if not acted and not mail.calls:
+            mail.calls.append(("attempt", None))
+            raise ConnectionError("before it acted")
+        return Mail(mail.act(key, to)["id"])
+
+    @send.reconcile
+    async def _(key: str) -> Mail | None:
+        found = mail.find(key)
+        return Mail(found["id"]) if found else None
+
+    @agent
+    async def main(run: Run) -> Mail:
+        return await send("ann")
+
+    if acted:
+        mail.break_after(1)
+    sim = Simulation(main).run()
+    assert sim.result == {"id": "ref-1" if acted else "ref-2"}
+    assert states(sim) == ["SUCCEEDED"]
+    assert len(mail.calls) == (1 if acted else 2)
+
+
+def test_query_waits_while_a_lost_worker_may_still_act() -> None:
+    """Not found is no proof as long as the old process might be frozen in the middle of the call."""
+    mail = Provider()
+    asked: list[float] = []
+
+    @tool(effect="external", on_unknown="query", timeout=100)
+    async def send(*, key: str = "") -> Mail:
+        await asyncio.sleep(50 if not asked else 0)
+        return Mail(mail.act(key)["id"])
+
+    @send.reconcile
+    async def _(key: str) -> Mail | None:
+        asked.append(asyncio.get_running_loop().time())
+        return None
+
+    @agent
+    async def main(run: Run) -> Mail:
+        return await send()
+
+    sim = Simulation(main).lose_worker(after=10).run()
+    assert sim.result == {"id": "ref-1"}
+    assert asked[0] == 25
+    assert asked[-1] >= 115
+
+
+def test_a_reconcile_that_fails_leaves_it_unknown_and_the_attempt_is_retried() -> None:
+    mail = Provider()
+    mail.break_after(1)
+    asked: list[str] = []
+
+    @tool(effect="external", on_unknown="query")
+    async def send(*, key: str = "") -> Mail:
+        return Mail(mail.act(key)["id"])
+
+    @send.reconcile
+    def _(key: str) -> Mail | None:
+        asked.append(key)
+        if len(asked) == 1:
+            raise ConnectionError("the provider is down")
+        return Mail("found")
+
+    @agent
+    async def main(run: Run) -> Mail:
+        return await send()
+
+    sim = Simulation(main).run()
+    assert (sim.result, sim.record.attempt) == ({"id": "found"}, 2)
+    mail.assert_once(1)
+
+
+@pytest.mark.parametrize(("happened", "calls"), [(True, 1), (False, 2)])
+def test_ask_suspends_until_a_person_answers(happened: bool, calls: int) -> None:
+    mail = Provider()
+    mail.break_after(1)
+
+    @tool(effect="external")
+    async def send(*, key: str = "") -> Mail:
+        return Mail(mail.act(key)["id"])
+
+    @agent
+    async def main(run: Run) -> Mail:
+        return await send()
+
+    sim = Simulation(main, people_answer=False).run()
+    assert sim.suspended
+    assert states(sim) == ["UNKNOWN"]
+    name = next(iter(sim.record.waits.open.values())).body.on[0].name
+    sim.signal(name, "yes").run()
+    assert sim.suspended
+    assert "agent.AnswerRefused" in sim.kinds()
+    sim.signal(name, {"happened": happened, "response": {"id": "said"}}).run()
+    assert sim.result == {"id": "said" if happened else "ref-1"}
+    assert len(mail.calls) == calls
+
+
+def test_an_answer_is_about_one_execution_only() -> None:
+    mail = Provider()
+    mail.break_after(1, 2)
+
+    @tool(effect="external")
+    async def send(*, key: str = "") -> Mail:
+        return Mail(mail.act(key)["id"])
+
+    @agent
+    async def main(run: Run) -> Mail:
+        return await send()
+
+    sim = Simulation(main, people_answer=False).run()
+    first = next(iter(sim.record.waits.open.values())).body.on[0].name
+    sim.signal(first, {"happened": False}).run()
+    assert sim.suspended
+    second = next(iter(sim.record.waits.open.values())).body.on[0].name
+    assert second != first
+    assert sim.signal(second, {"happened": True, "response": {"id": "x"}}).run().result == {"id": "x"}
+
+
+def test_a_timeout_is_unknown() -> None:
+    @tool(effect="external", timeout=30, on_unknown="fail")
+    async def send() -> None:
+        await asyncio.sleep(31)
+
+    @agent
+    async def main(run: Run) -> str:
+        try:
+            await send()
+        except EffectUnknown as error:
+            return type(error.__cause__).__name__
+        return "?"
+
+    sim = Simulation(main).run()
+    assert (sim.result, states(sim), sim.clock.now) == ("ToolTimedOut", ["UNKNOWN"], 30)
+
+
+def test_cancellation_closes_the_token_as_unknown_at_once() -> None:
+    @tool(effect="external")
+    async def send() -> None:
+        await asyncio.sleep(100)
+
+    @agent
+    async def main(run: Run) -> float:
+        try:
+            async with asyncio.timeout(5):
+                await send()
+        except TimeoutError:
+            return asyncio.get_running_loop().time()
+        return 0
+
+    sim = Simulation(main).run()
+    assert (sim.result, states(sim)) == (5, ["UNKNOWN"])
+
+
+def test_a_result_without_json_form_is_not_an_unknown_effect() -> None:
+    @tool(effect="external")
+    async def send() -> object:
+        return object()
+
+    @agent
+    async def main(run: Run) -> str:
+        try:
+            await send()
+        except NotEncodable as error:
+            return error.code
+        return "?"
+
+    sim = Simulation(main).run()
+    assert (sim.result, states(sim)) == ("not-encodable", ["SUCCEEDED"])
+
+
+def test_a_receipt_that_no_longer_decodes_is_an_error() -> None:
+    kind: list[Any] = [str]
+    calls: list[int] = []
+
+    @agent
+    async def main(run: Run) -> None:
+        async def body() -> Any:
+            calls.append(1)
+            return "text"
+
+        body.__annotations__["return"] = kind[0]
+        await tool(name="load", effect="external")(body)()
+        kind[0] = int
+        await run.wait_signal("go")
+
+    sim = Simulation(main, max_retries=0).signal("go", after=1).run()
+    assert sim.error is not None
+    assert (sim.error.type, len(calls)) == (ResultUndecodable.code, 1)
+
+
+def test_the_same_call_at_once_is_executed_once() -> None:
+    mail = Provider()
+
+    @tool(effect="external")
+    async def send(*, key: str = "") -> dict[str, Any]:
+        await asyncio.sleep(3)
+        return mail.act(key)
+
+    @agent
+    async def main(run: Run) -> list[str]:
+        return [receipt["id"] for receipt in await gather(send(), send())]
+
+    assert Simulation(main).run().result == ["ref-1", "ref-1"]
+    mail.assert_once(1)
+
+
+def test_repeatable_tools_are_counted_and_a_skipped_step_shifts_nothing() -> None:
+    def build() -> Simulation:
+        worlds.append(Provider())
+
+        @tool(effect="external", repeatable=True, on_unknown="query")
+        async def notify(text: str, *, key: str = "") -> dict[str, Any]:
+            return worlds[-1].act(key, text)
+
+        @notify.reconcile
+        async def _(key: str) -> dict[str, Any] | None:
+            return worlds[-1].find(key)
+
+        @step
+        async def inside() -> None:
+            await notify("hello")
+            await notify("hello")
+
+        @agent
+        async def main(run: Run) -> int:
+            await notify("hello")
+            await inside()
+            await notify("hello")
+            await notify("other")
+            return len(worlds[-1].calls)
+
+        return Simulation(main)
+
+    worlds: list[Provider] = []
+    kill_everywhere(build, lambda sim: worlds[-1].assert_once(5), seed=1, pairs=50)
+
+
+def test_read_only_may_go_without_the_ledger() -> None:
+    calls: list[int] = []
+
+    @tool(effect="read_only", ledger=False)
+    async def look(n: int) -> int:
+        calls.append(n)
+        return n
+
+    @agent
+    async def main(run: Run) -> int:
+        return await look(1) + await look(1)
+
+    sim = Simulation(main).run()
+    assert (sim.result, calls, [commit.op for commit in sim.commits]) == (2, [1, 1], ["finish"])
+
+
+def test_what_a_tool_puts_into_its_step_is_told_to_the_ledger() -> None:
+    @tool(effect="local")
+    async def save() -> None: ...
+
+    @step
+    async def work() -> None:
+        await save()
+
+    @agent
+    async def main(run: Run) -> None:
+        await work()
+
+    assert [entry.step for entry in Simulation(main).run().record.ledger.entries.values()] == ["step:work#0"]
+
+
+def test_declarations_that_cannot_work() -> None:
+    async def send(to: str) -> None: ...
+
+    with pytest.raises(InvalidDeclaration):
+        tool(effect="external", ledger=False)(send)
+    with pytest.raises(InvalidDeclaration):
+        tool(scope=("subject",))(send)
+    with pytest.raises(InvalidDeclaration):
+        tool(timeout=0)(send)
+
+    @agent
+    async def main(run: Run) -> None:
+        await tool(effect="external", on_unknown="query")(send)("x")
+
+    sim = Simulation(main, max_retries=0).run()
+    assert sim.error is not None
+    assert sim.error.type == InvalidDeclaration.code

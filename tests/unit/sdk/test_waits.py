@@ -1,0 +1,336 @@
+"""Waits and suspension: W1-W5, and "suspending never raises"."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from perdure import InputChanged, ResultUndecodable, Run, WaitTimedOut, agent, at, days, gather, signal, step, timer
+from perdure.testing import Simulation
+
+
+class Approval(BaseModel):
+    by: str
+    ok: bool = True
+
+
+def test_a_signal_wakes_with_its_payload() -> None:
+    @agent
+    async def main(run: Run) -> list[Any]:
+        approval = await run.wait_signal("approve", Approval)
+        return [approval.payload.by, approval.name, approval.id, [reason.kind for reason in run.reasons]]
+
+    sim = Simulation(main).run()
+    assert sim.suspended
+    assert sim.record.suspensions == 1
+    sim.signal("approve", {"by": "ann"}, id="s1").run()
+    assert sim.result == ["ann", "approve", "s1", ["signal"]]
+
+
+def test_a_signal_that_came_before_counts_and_signals_queue() -> None:
+    @agent
+    async def main(run: Run) -> list[Any]:
+        return [(await run.wait_signal("n")).payload for _ in range(3)]
+
+    sim = Simulation(main).signal("n", 1).signal("n", 2, id="x").signal("n", 2, id="x").signal("n", 3).run()
+    assert sim.result == [1, 2, 3]
+    assert sim.record.suspensions == 0
+
+
+def test_sleep_waits_without_a_process_and_is_not_begun_again() -> None:
+    @agent
+    async def main(run: Run) -> str:
+        await run.sleep(days(3))
+        await run.wait_signal("go")
+        return "awake"
+
+    sim = Simulation(main).run()
+    assert sim.clock.now == days(3).total_seconds()
+    assert (sim.record.suspensions, sim.record.epoch) == (2, 2)
+    assert sim.signal("go").run().result == "awake"
+    assert sim.clock.now == days(3).total_seconds()
+
+
+def test_time_passes_by_hand_too() -> None:
+    @agent
+    async def main(run: Run) -> None:
+        await run.sleep(100)
+
+    sim = Simulation(main).advance(99)
+    assert sim.suspended
+    assert sim.advance(1).state == "Succeeded"
+
+
+def test_a_crash_does_not_lengthen_a_sleep() -> None:
+    @agent
+    async def main(run: Run) -> None:
+        await run.sleep(1000)
+
+    sim = Simulation(main).advance(600)
+    sim.kill_at(2, "before").run()
+    assert sim.clock.now == 1000
+
+
+def test_sleep_until() -> None:
+    @agent
+    async def main(run: Run) -> None:
+        await run.sleep_until(datetime(2026, 1, 2, 1, tzinfo=timezone(timedelta(hours=1))))
+
+    assert Simulation(main).run().clock.now == 86400
+
+
+def test_a_short_sleep_keeps_the_pod() -> None:
+    @agent
+    async def main(run: Run) -> None:
+        await run.sleep(1)
+
+    sim = Simulation(main).run()
+    assert (sim.state, sim.record.suspensions, sim.clock.now) == ("Succeeded", 0, 1)
+
+
+def test_hold_keeps_the_pod_for_a_while() -> None:
+    @agent
+    async def main(run: Run) -> str:
+        return str((await run.wait_signal("go", hold=30)).payload)
+
+    soon = Simulation(main).signal("go", "soon", after=29).run()
+    late = Simulation(main).signal("go", "late", after=31).run()
+    assert (soon.result, soon.record.suspensions) == ("soon", 0)
+    assert (late.result, late.record.suspensions) == ("late", 1)
+    assert [event.at for event in late.record.log if event.kind == "run.suspended"] == [30]
+
+
+def test_hold_of_the_agent_is_the_default() -> None:
+    @agent(hold=30)
+    async def main(run: Run) -> None:
+        await run.wait_signal("go")
+
+    assert Simulation(main).signal("go", after=29).run().record.suspensions == 0
+
+
+def test_timeout_raises_for_one_signal() -> None:
+    @agent
+    async def main(run: Run) -> str:
+        try:
+            await run.wait_signal("never", timeout=60)
+        except WaitTimedOut:
+            return f"timed out, {run.reasons[0].kind}"
+        return "?"
+
+    sim = Simulation(main).run()
+    assert (sim.result, sim.clock.now) == ("timed out, timeout", 60)
+
+
+def test_any_all_and_a_timeout_as_a_branch() -> None:
+    @agent
+    async def main(run: Run) -> list[Any]:
+        one = await run.wait(signal("a"), signal("b", Approval), timer(100))
+        two = await run.wait(signal("a"), signal("a"), timer(5), mode="all")
+        three = await run.wait(signal("never"), timeout=7)
+        four = await run.wait(at(datetime(2026, 1, 1, 0, 1, tzinfo=timezone.utc)))
+        return [
+            one.first.index,
+            one.first.payload.by,
+            [fired.payload for fired in two.fired],
+            three.timed_out,
+            three.fired,
+            four.first.kind,
+        ]
+
+    sim = Simulation(main).signal("b", {"by": "bob"}, after=10).signal("a", 1, after=11).signal("a", 2, after=12).run()
+    assert sim.result == [1, "bob", [1, 2, None], True, [], "timer"]
+
+
+def test_a_late_timer_says_so() -> None:
+    @agent
+    async def main(run: Run) -> float:
+        waited = await run.wait(timer(10))
+        return waited.first.late_seconds
+
+    sim = Simulation(main).run()
+    assert sim.result == 0
+    late = Simulation(main)
+    late.advance(0)
+    late.clock.move_to(3610)
+    assert late.run().result == 3600
+
+
+def test_a_payload_of_another_type_is_a_typed_error() -> None:
+    @agent
+    async def main(run: Run) -> None:
+        await run.wait_signal("approve", Approval)
+
+    sim = Simulation(main, max_retries=0).signal("approve", {"no": 1}).run()
+    assert sim.error is not None
+    assert sim.error.type == ResultUndecodable.code
+
+
+def test_another_wait_under_the_same_key_is_refused() -> None:
+    names = iter(["a", "b"])
+
+    @agent
+    async def main(run: Run) -> None:
+        await run.wait(signal(next(names)), key="k", name="w")
+
+    sim = Simulation(main, max_retries=0).signal("a", after=1).run()
+    assert sim.error is not None
+    assert sim.error.type == InputChanged.code
+
+
+# ------------------------------------------------------------------------------------------------ suspension
+
+
+def test_waits_at_once_suspend_once() -> None:
+    @agent
+    async def main(run: Run) -> list[Any]:
+        found = await asyncio.gather(run.wait_signal("a"), run.wait_signal("b"), run.wait_signal("c"))
+        return [one.payload for one in found]
+
+    sim = Simulation(main).signal("c", 3, after=1).signal("a", 1, after=2).signal("b", 2, after=3).run()
+    assert sim.result == [1, 2, 3]
+    assert [commit.op for commit in sim.commits][:4] == ["wait", "wait", "wait", "suspend"]
+    assert sim.record.suspensions == 3
+    assert sim.kinds().count("wait.opened") == 3
+
+
+def test_a_lone_wait_registers_and_suspends_in_one_operation() -> None:
+    @agent
+    async def main(run: Run) -> None:
+        await run.wait_signal("a")
+
+    assert [commit.op for commit in Simulation(main).run().commits] == ["wait"]
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["perdure.gather", "asyncio.gather"])
+def test_a_wait_holds_the_pod_until_the_step_beside_it_is_done(own: bool) -> None:
+    @step
+    async def slow() -> str:
+        await asyncio.sleep(50)
+        return "done"
+
+    @agent
+    async def main(run: Run) -> list[Any]:
+        together = gather(slow(), run.wait_signal("go")) if own else asyncio.gather(slow(), run.wait_signal("go"))
+        done, go = await together
+        return [done, go.payload]
+
+    sim = Simulation(main).signal("go", 1, after=100).run()
+    assert sim.result == ["done", 1]
+    assert [commit.op for commit in sim.commits] == ["wait", "step.end", "suspend", "finish"]
+    assert [event.at for event in sim.record.log if event.kind == "run.suspended"] == [50]
+
+
+def test_a_wait_that_is_satisfied_while_a_step_runs_is_pushed() -> None:
+    seen: list[Any] = []
+
+    @step
+    async def slow() -> None:
+        await asyncio.sleep(50)
+
+    @agent
+    async def main(run: Run) -> None:
+        async def listen() -> None:
+            await run.wait_signal("go")
+            seen.append(asyncio.get_running_loop().time())
+
+        await gather(slow(), listen())
+
+    sim = Simulation(main).signal("go", after=20).run()
+    assert (sim.state, sim.record.suspensions, seen) == ("Succeeded", 0, [20])
+
+
+def test_plain_code_in_a_branch_of_gather_holds_the_pod() -> None:
+    @agent
+    async def main(run: Run) -> int:
+        async def compute() -> int:
+            await asyncio.sleep(50)
+            return 7
+
+        result, _ = await gather(compute(), run.wait_signal("go"))
+        return result
+
+    sim = Simulation(main).signal("go", after=20).run()
+    assert (sim.result, sim.record.suspensions) == (7, 0)
+
+
+def test_a_wait_inside_a_step_suspends_too() -> None:
+    @step
+    async def ask(run: Run) -> str:
+        return str((await run.wait_signal("answer")).payload)
+
+    @agent
+    async def main(run: Run) -> str:
+        return await ask(run)
+
+    sim = Simulation(main).signal("answer", "42", after=9).run()
+    assert (sim.result, sim.record.suspensions) == ("42", 1)
+    assert list(sim.record.journal) == ["step:ask#0/wait:answer#0", "step:ask#0"]
+
+
+def test_suspending_never_raises() -> None:
+    """Not even for a framework that catches everything around tools and tasks, and not in ``finally``."""
+    caught: list[str] = []
+
+    @agent
+    async def main(run: Run) -> str:
+        async def tool_of_a_framework() -> str:
+            try:
+                return str((await run.wait_signal("go")).payload)
+            except Exception as error:  # noqa: BLE001
+                caught.append(f"tool: {error!r}")
+                return "the tool failed"
+            finally:
+                caught.append("finally" if run.reasons[0].kind == "start" else "woken")
+
+        task = asyncio.create_task(tool_of_a_framework())
+        try:
+            return await task
+        except BaseException as error:
+            caught.append(f"task: {error!r}")
+            raise
+
+    sim = Simulation(main).signal("go", "fine", after=10).run()
+    assert (sim.result, caught) == ("fine", ["woken"])
+
+
+def test_a_crash_runs_no_finally() -> None:
+    ran: list[str] = []
+
+    @step
+    async def work() -> None:
+        try:
+            await asyncio.sleep(5)
+        finally:
+            ran.append("work")
+
+    @agent
+    async def main(run: Run) -> None:
+        try:
+            await work()
+            await run.append("after")
+        finally:
+            ran.append("main")
+
+    sim = Simulation(main).kill_at(1, "after").run()
+    assert (sim.state, ran) == ("Succeeded", ["work", "main"])
+
+
+def test_many_conditions_and_lanes_suspend_once() -> None:
+    @agent
+    async def main(run: Run) -> int:
+        async def branch(n: int) -> int:
+            await run.sleep(10 + n, key=str(n))
+            await run.wait_signal(f"s{n}")
+            return n
+
+        return sum(await gather(*(branch(n) for n in range(5))))
+
+    sim = Simulation(main)
+    for n in range(5):
+        sim.signal(f"s{n}", after=100)
+    assert sim.run().result == 10
+    assert sim.kinds().count("wait.opened") == 10
