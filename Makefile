@@ -48,9 +48,9 @@ up: venv ## run the example report agent, end to end, on this machine
 dev: venv ## gateway, Postgres and workers on this machine, for the report example
 	@.venv/bin/perdure dev -f examples/report
 
-test: venv lint ## lint, then every test
+test: venv lint verify ## lint, generated files, then every test
 	$(SAY) "tests"
-	@$(PY) -m pytest -q
+	@$(PY) -m pytest -q -n 2 --dist loadgroup
 
 lint: venv ## ruff, formatting, types, layers
 	$(SAY) "ruff"

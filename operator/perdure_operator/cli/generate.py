@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from perdure.sidecar.openapi import document as sidecar_openapi
 from perdure_operator.domain import transitions
 from perdure_operator.gateway.openapi import openapi
 
@@ -15,8 +16,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def generated() -> dict[Path, str]:
     """Content of every generated file, by path below the repository."""
-    from perdure.sidecar.openapi import openapi as sidecar_openapi
-
     return {
         Path("operator/perdure_operator/store/sql/00_transitions.sql"): transitions.to_sql(),
         Path("docs/state_machine.md"): transitions.to_markdown(),

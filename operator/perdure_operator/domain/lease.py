@@ -6,8 +6,11 @@ from enum import StrEnum
 
 
 class Weight(StrEnum):
-    """``failure``: the attempt failed by its own doing; it counts against maxRetries and is tried again after a backoff. ``loss``: the worker
-    was lost; only losses without progress in between add up. ``none``: somebody ended it on purpose."""
+    """How much the end of a worker counts.
+
+    ``failure``: the attempt failed by its own doing; it counts against maxRetries and is tried again after a backoff. ``loss``: the worker
+    was lost; only losses without progress in between add up. ``none``: somebody ended it on purpose.
+    """
 
     FAILURE = "failure"
     LOSS = "loss"

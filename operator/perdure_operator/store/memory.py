@@ -758,7 +758,7 @@ class Oracle:
         held = next((run for run in self.runs.values() if run.holder == pod), None)
         row = self.pods.setdefault(pod, Pod(pool))
         if held is not None:
-            row.gateway = gateway
+            row.gateway, held.beat_at = gateway, self.now
             return "leased", held.id
         if row.pool != pool or row.state == "retiring":
             return "retire", None

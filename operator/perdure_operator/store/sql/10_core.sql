@@ -77,6 +77,7 @@ begin
       when 'grant' then
         r.epoch := r.epoch + 1;
         r.holder := (p_data ->> 'pod')::uuid;
+        r.wake_due := false; -- the lease brings whatever came until now
         r.started_at := coalesce(r.started_at, p_now);
         if r.deadline_at is null and r.deadline_seconds is not null then
           r.deadline_at := p_now + r.deadline_seconds * interval '1 second';
