@@ -13,6 +13,8 @@ import hashlib
 import os
 import smtplib
 from email.message import EmailMessage
+from email.utils import localtime
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -62,13 +64,14 @@ async def uploaded(key: str) -> Receipt | None:
     timeout=30,
     not_executed=(ConnectionRefusedError, smtplib.SMTPConnectError),
     rejected=(smtplib.SMTPSenderRefused, smtplib.SMTPRecipientsRefused),
+    provider_ref=attrgetter("id"),
 )
 async def send_mail(to: str, subject: str, body: str, name: str, sha256: str, key: str = "") -> Receipt:
     """Mails the object ``name`` of the store; refuses to send anything but the bytes with that hash."""
     content = await _fetch(name, sha256)
     message = EmailMessage()
     message["From"], message["To"], message["Subject"] = "reports@example.org", to, subject
-    message["Message-ID"] = _message_id(key)
+    message["Message-ID"], message["Date"] = _message_id(key), localtime()
     message.set_content(body)
     message.add_attachment(content, maintype="application", subtype="pdf", filename=name)
     await asyncio.to_thread(_submit, message)

@@ -145,7 +145,7 @@ def chapter(title: str, what: str) -> None:
 
 
 def say(text: str) -> None:
-    console.print(f"  [dim]{time.monotonic() - _started:5.1f} s[/]  {text}")
+    console.print(f"  [dim]{time.monotonic() - _started:5.1f} s[/]  {text}", soft_wrap=True)
 
 
 class Narrator:

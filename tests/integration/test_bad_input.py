@@ -5,9 +5,9 @@ Every case of a table is sent; all that were not refused as they should are repo
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from tests.harness.api import Api, Reply
 from tests.harness.cluster import Cluster
-from tests.harness.postgres import row_counts
+from tests.harness.complaints import nothing_stored
 
 from perdure import protocol as wire
 from perdure_operator.gateway.auth import LocalTokens
@@ -49,37 +49,17 @@ NOT_JSON: dict[str, bytes] = {
 }
 
 
-@asynccontextmanager
-async def nothing_stored(cluster: Cluster) -> AsyncIterator[list[str]]:
-    """Fails with all complaints that were put into the list, or when a table has other rows than before."""
-    before, complaints = await row_counts(cluster.pg), list[str]()
-    yield complaints
-    after = await row_counts(cluster.pg)
-    complaints += [f"{table}: {after[table] - before[table]:+d} rows" for table in after if after[table] != before[table]]
-    assert not complaints, "\n".join(complaints)
-
-
-def complaint(what: str, reply: Reply, *allowed: str) -> list[str]:
-    """Empty if the reply is a proper problem with one of the codes."""
-    if reply.status < 400 or reply.type != "application/problem+json":
-        return [f"{what}: {reply.status} {reply.type} {reply.body[:200]!r}"]
-    problem = reply.problem
-    code = problem.type.removeprefix("urn:perdure:")
-    if code not in allowed or not problem.action or not problem.detail or problem.retryable:
-        return [f"{what}: {problem}"]
-    return []
-
-
 async def test_bodies_that_are_no_json(cluster: Cluster) -> None:
     _, api = await cluster.one()
     run = await api.create()
-    async with nothing_stored(cluster) as complaints:
+    async with nothing_stored(cluster.pg) as complaints:
         for what, data in NOT_JSON.items():
             for path in (f"/runs/{run}/signals/go", "/runs", f"/runs/{run}/cancel"):
-                complaints += complaint(f"{what} to {path}", await api.raw("POST", path, data=data), "invalid-input")
+                too_large = ("payload-too-large",) if len(data) > 16_384 and path.endswith("cancel") else ()
+                complaints.reply(f"{what} to {path}", await api.raw("POST", path, data=data), "invalid-input", *too_large)
             wrapped = b'{"spec":{"agent":{"poolRef":{"name":"p"}},"input":%b}}' % data
-            complaints += complaint(f"{what} as input", await api.raw("POST", "/runs", data=wrapped), "invalid-input")
-            complaints += complaint(f"{what} as a pool", await api.raw("PUT", "/pools/x", data=data), "invalid-input")
+            complaints.reply(f"{what} as input", await api.raw("POST", "/runs", data=wrapped), "invalid-input")
+            complaints.reply(f"{what} as a pool", await api.raw("PUT", "/pools/x", data=data), "invalid-input")
 
 
 async def test_sizes(cluster: Cluster) -> None:
@@ -93,13 +73,13 @@ async def test_sizes(cluster: Cluster) -> None:
             yield b"x" * 100_000
         yield b"x" * ((size - 2) % 100_000) + b'"'
 
-    async with nothing_stored(cluster) as complaints:
-        complaints += complaint("one byte too many", await api.raw("POST", path, data=text(LIMIT + 1)), "payload-too-large")
-        complaints += complaint("a batch of 9 MB", await api.raw("POST", "/runs", data=text(9_000_000)), "payload-too-large")
-        complaints += complaint("a long reason", await api.raw("POST", f"/runs/{run}/pause", data=text(20_000)), "payload-too-large")
+    async with nothing_stored(cluster.pg) as complaints:
+        complaints.reply("one byte too many", await api.raw("POST", path, data=text(LIMIT + 1)), "payload-too-large")
+        complaints.reply("a batch of 9 MB", await api.raw("POST", "/runs", data=text(9_000_000)), "payload-too-large")
+        complaints.reply("a long reason", await api.raw("POST", f"/runs/{run}/pause", data=text(20_000)), "payload-too-large")
         async with api.gateway.http.post(api.gateway.url + api.base + path, data=chunks(LIMIT + 1), headers=api.headers) as response:
             reply = Reply(response.status, response.content_type, await response.read())
-        complaints += complaint("the same in chunks", reply, "payload-too-large")
+        complaints.reply("the same in chunks", reply, "payload-too-large")
     assert (await api.raw("POST", path, data=text(LIMIT))).status == 202
     assert (await api.raw("POST", path, data=b"[" * 200 + b"]" * 200)).status == 202
     stored = await api.tail_of(run, 3)
@@ -139,7 +119,6 @@ SUBMISSIONS: dict[str, Any] = {
     "huge deadline": spec(deadlineSeconds=10**20),
     "huge backoff": spec(retry={"backoffSeconds": 10**20}),
     "input too large": spec(input="x" * 17_000),
-    "input with a huge number": spec(input={"n": 10**30}),
     "summary too long": spec(summary="x" * 201),
     "no agent": {"spec": {}},
     "two agents": {"spec": {"agent": {"poolRef": {"name": "p"}, "template": {}}}},
@@ -153,13 +132,13 @@ SUBMISSIONS: dict[str, Any] = {
 
 async def test_submissions(cluster: Cluster) -> None:
     _, api = await cluster.one()
-    async with nothing_stored(cluster) as complaints:
+    async with nothing_stored(cluster.pg) as complaints:
         for what, content in SUBMISSIONS.items():
-            complaints += complaint(what, await api.raw("POST", "/runs", data=json.dumps(content).encode()), "invalid-input")
+            complaints.reply(what, await api.raw("POST", "/runs", data=json.dumps(content).encode()), "invalid-input")
         nowhere = {"spec": {"agent": {"poolRef": {"name": "nowhere"}}}}
-        complaints += complaint("unknown pool", await api.raw("POST", "/runs", data=wire.encode_json(nowhere)), "pool-not-found")
+        complaints.reply("unknown pool", await api.raw("POST", "/runs", data=wire.encode_json(nowhere)), "pool-not-found")
         everywhere = cluster.api(api.gateway, namespace="-")
-        complaints += complaint("no namespace", await everywhere.raw("POST", "/runs", data=wire.encode_json(submission())), "invalid-input")
+        complaints.reply("no namespace", await everywhere.raw("POST", "/runs", data=wire.encode_json(submission())), "invalid-input")
 
 
 async def test_paths_queries_and_headers(cluster: Cluster) -> None:
@@ -174,14 +153,12 @@ async def test_paths_queries_and_headers(cluster: Cluster) -> None:
         "/runs/nobody/tail": "run-not-found", "/runs/a%00b": "invalid-input", f"/runs/{'x' * 3000}": "run-not-found",
         "/runs/%FF": "run-not-found", "/bogus": "not-found", "//bogus": "not-found", "//v1": "not-found",
     }  # fmt: skip
-    long, bytes_ = "k" * 254, b"\xff\xfe".decode("utf-8", "surrogateescape")
+    long = "k" * 254
     posts: list[tuple[str, dict[str, str], bytes, str]] = [
         (f"/runs/{run}/signals/{'x' * 254}", {}, b"", "invalid-input"),
         (f"/runs/{run}/signals/a%00b", {}, b"", "invalid-input"),
         (f"/runs/{run}/signals/go", {"Idempotency-Key": long}, b"", "invalid-input"),
-        (f"/runs/{run}/signals/go", {"Idempotency-Key": bytes_}, b"", "invalid-input"),
         ("/runs", {"Idempotency-Key": long}, wire.encode_json(submission()), "invalid-input"),
-        ("/runs", {"Idempotency-Key": bytes_}, wire.encode_json(submission()), "invalid-input"),
         (f"/runs/{uuid4()}/signals/go", {}, b"", "run-not-found"),
         (f"/runs/{uuid4()}/cancel", {}, b"", "run-not-found"),
         (f"/runs/{run}/cancel", {}, b"[]", "invalid-input"),
@@ -190,20 +167,37 @@ async def test_paths_queries_and_headers(cluster: Cluster) -> None:
         (f"/runs/{run}", {}, b"", "method-not-allowed"),
         (f"/runs/{run}/explode", {}, b"", "not-found"),
     ]
-    async with nothing_stored(cluster) as complaints:
+    async with nothing_stored(cluster.pg) as complaints:
         for path, code in gets.items():
-            complaints += complaint(f"GET {path[:80]}", await api.raw("GET", path), code)
+            complaints.reply(f"GET {path[:80]}", await api.raw("GET", path), code)
         for value in ("x", "9" * 30, "-" + "9" * 30, "1.5"):
             reply = await api.raw("GET", f"/runs/{run}/tail", headers={"Last-Event-ID": value})
-            complaints += complaint(f"Last-Event-ID {value}", reply, "invalid-input")
+            complaints.reply(f"Last-Event-ID {value}", reply, "invalid-input")
         for path, headers, data, code in posts:
-            complaints += complaint(f"POST {path[:80]} {headers}", await api.raw("POST", path, data=data, headers=headers), code)
+            complaints.reply(f"POST {path[:80]} {headers}", await api.raw("POST", path, data=data, headers=headers), code)
         for name in ("Upper", "-x", "x" * 254, "%00"):
             reply = await api.raw("PUT", f"/pools/{name}", data=b'{"spec":{}}')
-            complaints += complaint(f"pool {name[:20]}", reply, "invalid-input")
+            complaints.reply(f"pool {name[:20]}", reply, "invalid-input")
         for content in (b"{}", b'{"spec":{}}', b'{"spec":{"template":{}},"x":1}', b'{"spec":{"template":{"spec":{"hostNetwork":true}}}}'):
-            complaints += complaint(f"pool {content!r}", await api.raw("PUT", "/pools/x", data=content), "invalid-input")
+            complaints.reply(f"pool {content!r}", await api.raw("PUT", "/pools/x", data=content), "invalid-input")
     assert await api.gateway.answers("/readyz")
+
+
+async def test_a_key_that_is_no_text(cluster: Cluster) -> None:
+    """No HTTP client sends it, so it is written by hand. It must not even disturb the gateway, which batches it with what others send."""
+    gateway, api = await cluster.one()
+    run = await api.create()
+    async with nothing_stored(cluster.pg) as complaints:
+        for path, data in [(f"/runs/{run}/signals/go", b""), ("/runs", wire.encode_json(submission()))]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            head = f"POST {api.base}{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.token}\r\nContent-Length: {len(data)}\r\n"
+            writer.write(head.encode() + b"Connection: close\r\nIdempotency-Key: \xff\xfe\r\n\r\n" + data)
+            answer = await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+            head_, _, content = answer.partition(b"\r\n\r\n")
+            kind = "application/problem+json" if b"application/problem+json" in head_ else "?"
+            complaints.reply(path, Reply(int(head_.split()[1]), kind, content), "invalid-input")
+    assert await gateway.answers("/readyz")
 
 
 async def test_tokens(cluster: Cluster) -> None:
@@ -221,17 +215,17 @@ async def test_tokens(cluster: Cluster) -> None:
         "no verb": tokens.issue_person("x", verbs=["list"], namespaces=["*"]),
         "no namespace": tokens.issue_person("x", verbs=["*"], namespaces=["elsewhere"]),
     }
-    async with nothing_stored(cluster) as complaints:
+    async with nothing_stored(cluster.pg) as complaints:
         for code, table in (("unauthenticated", unknown), ("forbidden", forbidden)):
             for what, token in table.items():
                 person = Api(gateway, token)
                 for method, path in [("GET", f"/runs/{run}"), ("POST", "/runs"), ("POST", f"/runs/{run}/cancel"), ("PUT", "/pools/x")]:
                     reply = await person.raw(method, path, data=wire.encode_json(submission()) if method == "POST" else None)
-                    complaints += complaint(f"{what}: {method} {path}", reply, code)
+                    complaints.reply(f"{what}: {method} {path}", reply, code)
                 if what not in ("a pod's", "no verb", "no namespace"):
-                    complaints += complaint(f"{what}: as a pod", await person.raw("GET", "//v1/pod"), code)
-        complaints += complaint("a person as a pod", await api.raw("GET", "//v1/pod"), "forbidden")
+                    complaints.reply(f"{what}: as a pod", await person.raw("GET", "//v1/pod"), code)
+        complaints.reply("a person as a pod", await api.raw("GET", "//v1/pod"), "forbidden")
         narrow = cluster.api(gateway, of=["default"])
-        complaints += complaint("all namespaces", await Api(gateway, narrow.token, "-").raw("GET", "/runs"), "forbidden")
+        complaints.reply("all namespaces", await Api(gateway, narrow.token, "-").raw("GET", "/runs"), "forbidden")
     with pytest.raises(aiohttp.WSServerHandshakeError):
         await gateway.http.ws_connect(gateway.url + "/v1/pod", headers=api.headers)

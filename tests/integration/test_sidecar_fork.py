@@ -10,7 +10,7 @@ import pytest
 from tests.integration.sidecar_harness import PATIENCE, RUN, Gateway, Pod, Sidecar, running
 
 from perdure import protocol
-from perdure.protocol import Beat, Idle, Lease, LeaseLost, Op
+from perdure.protocol import Beat, Idle, Lease, LeaseLost, Op, Retire
 
 FORK = {"PERDURE_POD_REUSE": "ForkPerRun"}
 
@@ -133,6 +133,26 @@ async def test_an_unclean_end_retires_the_pod(tmp_path: Path) -> None:
         assert (status, refused["type"]) == (410, "urn:perdure:retiring")
         assert await sidecar.exit_code() == 0
         assert not gateway.pod.of(Idle)
+
+
+async def test_an_unclean_end_without_a_run_retires_the_pod_too(tmp_path: Path) -> None:
+    gateway = Gateway()
+    gateway.store.held = False
+    async with running(tmp_path, gateway, **FORK) as sidecar:
+        assert await idle(sidecar, clean=False) == (200, {"retiring": True})
+        assert await sidecar.exit_code() == 0
+
+
+async def test_a_retired_pod_still_answers_the_parent_when_the_child_has_gone(tmp_path: Path) -> None:
+    gateway = Gateway()
+    async with running(tmp_path, gateway, **FORK) as sidecar:
+        secret = await take(sidecar)
+        async with sidecar.session(secret=secret) as agent:
+            await gateway.pod.send(Retire(reason="scale-down"))
+            assert "retires" in (await agent.pushed())["lost"]
+        assert await idle(sidecar, exit_code=75) == (200, {"retiring": True})
+        assert (await sidecar.get("/v1/next"))[0] == 410
+        assert await sidecar.exit_code() == 0
 
 
 async def test_a_lost_run_ends_the_child_and_not_the_pod(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Final, Generic, Literal, TypeVar, cast
 from uuid import uuid4
 
@@ -24,7 +24,6 @@ from perdure.sdk.signature import Signature
 from perdure.sdk.tool_options import Receipt, ToolOptions
 
 R = TypeVar("R")
-T = TypeVar("T")
 _BUSY_PAUSES: Final = (0.05, 5.0)
 _HARMLESS: Final = ("local", "read_only")
 
@@ -94,7 +93,6 @@ class ToolCall(Generic[R]):
         """A result, or the next decision."""
         match decision.decision:
             case "execute" | "retry":
-                await self._pause(decision.retry_after_seconds)
                 return await self._execute(decision)
             case "receipt":
                 return self._replayed(decision)
@@ -120,7 +118,11 @@ class ToolCall(Generic[R]):
             end = ActivityEnd(key=decision.key, token=decision.token or "", state="unknown")
             error: BaseException | None = None
             value: Any = None
+            began = False
             try:
+                await self._pause(decision.retry_after_seconds)
+                await asyncio.sleep(0)  # a cancellation that came with the token ends the call here, before it can act
+                began = True
                 value = await self._run_body(decision.key, end)
                 end.state = "succeeded"
                 end.provider_ref = self._options.provider_ref(value) if self._options.provider_ref else None
@@ -128,9 +130,9 @@ class ToolCall(Generic[R]):
             except BaseException as caught:  # noqa: BLE001  # the token is closed whatever ended the call
                 error = caught
                 if end.state != "succeeded":
-                    end.state = self._proven(caught, decision)
+                    end.state = self._proven(caught, decision) if began else "failed"
                     end.error = errors.describe(caught)
-            await _uninterrupted(self._close(end), cancelled=isinstance(error, asyncio.CancelledError))
+            await self._close(end)
         if self._execution.over:
             await self._execution.park()
         if error is None:
@@ -290,17 +292,3 @@ class ToolCall(Generic[R]):
         error: ErrorInfo | None = decision.error
         message = decision.message + (f" ({error.type}: {error.message})" if error else "")
         return kind(self._options.name, decision.key, message or decision.decision)
-
-
-async def _uninterrupted(work: Coroutine[Any, Any, T], *, cancelled: bool) -> T:
-    """Finishes ``work`` through cancellations of this task; one that came meanwhile is raised after it."""
-    task = asyncio.ensure_future(work)
-    interrupted = False
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            interrupted = True
-    if interrupted and not cancelled:
-        raise asyncio.CancelledError
-    return task.result()

@@ -23,6 +23,8 @@ T = TypeVar("T")
 def _enc_hook(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", round_trip=True)
+    if isinstance(value, msgspec.Raw):
+        return msgspec.json.decode(value)
     raise NotImplementedError(f"{type(value).__module__}.{type(value).__qualname__} has no JSON form")
 
 

@@ -200,8 +200,12 @@ def describe(error: BaseException, *, retryable: bool | None = None) -> ErrorInf
     name = error.code if isinstance(error, PerdureError | RunCancelled | NotExecuted) else type(error).__qualname__
     if retryable is None:
         retryable = error.retryable if isinstance(error, PerdureError | RunCancelled | NotExecuted) else True
-    return ErrorInfo(type=name[:_MAX_TYPE], message=_encodable(str(error))[:_MAX_MESSAGE], retryable=retryable)
+    return ErrorInfo(type=name[:_MAX_TYPE], message=_message(error)[:_MAX_MESSAGE], retryable=retryable)
 
 
-def _encodable(text: str) -> str:
+def _message(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  # an exception of agent code may be broken itself
+        text = "(its message cannot be read)"
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")

@@ -123,7 +123,7 @@ class Execution:
 
     async def _send(self, body: msgspec.Struct, answer: type[A], *, receipt: bool = False) -> A:
         try:
-            data = await self._transport.call(_encode(body))
+            data = await self._answer(_encode(body))
         except Refused as refusal:
             self.session.not_committed(getattr(body, "slices", ()))
             code = refusal.problem_code
@@ -148,6 +148,24 @@ class Execution:
             raise PerdureError(f"the answer to {type(body).__name__} cannot be read by this version: {error}") from error
         self.last_seq = max(self.last_seq, getattr(decoded, "seq", 0))
         return decoded
+
+    async def _answer(self, body: bytes) -> bytes:
+        """Sees a commit through: a cancellation of this task that comes meanwhile is delivered after the answer. Otherwise nobody would
+        know what was committed, or have the token that was granted."""
+        answer = asyncio.ensure_future(self._transport.call(body))
+        interrupted = False
+        while not answer.done():
+            try:
+                await asyncio.shield(answer)
+            except asyncio.CancelledError:
+                interrupted = True
+            except (Refused, SidecarUnavailable):
+                break
+        task = asyncio.current_task()
+        if interrupted and task is not None:
+            task.uncancel()
+            task.cancel()
+        return answer.result()
 
     def defer(self, body: msgspec.Struct, *, failure_of: str | None = None) -> None:
         """Sends this before the next operation. ``failure_of``: drop it if the attempt fails first, so that the next one tries again."""

@@ -95,6 +95,7 @@ class SidecarTransport:
         self._closing = False
         self._lost: str | None = None
         self._was_open = False
+        self._delay, self._away_since = _RECONNECT_SECONDS[0], self._loop.time()
 
     async def open(self) -> None:
         """Raises SidecarUnavailable, PodRetired."""
@@ -128,16 +129,13 @@ class SidecarTransport:
         if self._lost is not None:
             listener.on_lost(self._lost)
 
-    async def call(self, body: bytes) -> bytes:
+    def call(self, body: bytes) -> asyncio.Future[bytes]:
         self._count += 1
         number = self._count
         message = b'{"id":%d,"req":"%s","body":%b}' % (number, str(uuid.uuid4()).encode(), body)
         pending = self._pending[number] = _Pending(message, self._loop.create_future())
         self._transmit(number)
-        try:
-            return await pending.future
-        finally:
-            self._pending.pop(number, None)
+        return pending.future
 
     async def close(self) -> None:
         self._closing = True
@@ -150,6 +148,7 @@ class SidecarTransport:
     # ------------------------------------------------------------------------------------------- websocket.Owner
 
     def on_open(self) -> None:
+        self._delay = _RECONNECT_SECONDS[0]
         for number in list(self._pending):
             self._transmit(number)
         if self._was_open and self._listener is not None:
@@ -190,13 +189,17 @@ class SidecarTransport:
 
     def _answered(self, message: _Incoming) -> None:
         pending = self._pending.get(message.id)
-        if pending is None or pending.future.done():
+        if pending is None:
+            return
+        if message.problem is not None and resend_helps(message.problem):
+            self._loop.call_later(pending.delay, self._transmit, message.id)
+            pending.delay = min(pending.delay * 2, _RESEND_SECONDS[1])
+            return
+        del self._pending[message.id]
+        if pending.future.done():
             return
         if message.problem is None:
             pending.future.set_result(bytes(message.answer or b"null"))
-        elif resend_helps(message.problem):
-            self._loop.call_later(pending.delay, self._transmit, message.id)
-            pending.delay = min(pending.delay * 2, _RESEND_SECONDS[1])
         else:
             pending.future.set_exception(Refused(message.problem))
 
@@ -206,23 +209,26 @@ class SidecarTransport:
             self._listener.on_lost(reason)
 
     def _connect(self) -> None:
+        """Begins to connect. The handshake goes on by itself; ``on_closed`` comes here again when it fails."""
         if self._connecting is None or self._connecting.done():
-            self._connecting = self._loop.create_task(self._connect_until_open())
+            self._connecting = self._loop.create_task(self._keep_connecting())
 
-    async def _connect_until_open(self) -> None:
-        delay, since = _RECONNECT_SECONDS[0], self._loop.time()
+    async def _keep_connecting(self) -> None:
+        if self._was_open and self._delay == _RECONNECT_SECONDS[0]:
+            self._away_since = self._loop.time()
         while not self._closing:
             self._socket = WebSocketClient(self, "/v1/session", self._secret)
             try:
+                if self._delay > _RECONNECT_SECONDS[0]:
+                    await asyncio.sleep(self._delay)
+                self._delay = min(self._delay * 2, _RECONNECT_SECONDS[1])
                 await self._address.connect(self._socket)
             except OSError as error:
-                if self._loop.time() - since > self._give_up:
+                if self._loop.time() - self._away_since > self._give_up:
                     self._fail(SidecarUnavailable(f"no sidecar at {self._address}: {error}"))
                     return
             else:
-                return  # the handshake goes on by itself; on_closed starts again if it fails
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, _RECONNECT_SECONDS[1])
+                return
 
     def _fail(self, error: Exception) -> None:
         waiting: list[asyncio.Future[Any]] = [self._opened, *(pending.future for pending in self._pending.values())]

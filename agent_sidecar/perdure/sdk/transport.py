@@ -6,6 +6,7 @@ and keeps trying on a problem that says that trying again helps. What reaches th
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Final, Protocol
 
 from perdure.protocol import Poke, Problem
@@ -30,7 +31,7 @@ class Transport(Protocol):
 
     def listen(self, listener: Listener) -> None: ...
 
-    async def call(self, body: bytes) -> bytes:
+    def call(self, body: bytes) -> Awaitable[bytes]:
         """Sends one operation (JSON with its ``op`` tag) and gives the answer's JSON. Raises Refused, SidecarUnavailable."""
 
     async def close(self) -> None: ...

@@ -46,12 +46,13 @@ async def serve(settings: Settings) -> None:
 
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, terminate)
-    listeners = await listen(settings, server)
+    # The connection first: a run may be waiting for this pod.
     tasks: list[asyncio.Task[None]] = [loop.create_task(gateway.run()), loop.create_task(Heartbeat(pod).run())]
     waits = [loop.create_task(event.wait()) for event in (pod.over, terminated)]
-    gc.collect()
     gc.freeze()
+    listeners: list[asyncio.Server] = []
     try:
+        listeners += await listen(settings, server)
         await asyncio.wait([*waits, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             if task.done():
@@ -75,7 +76,7 @@ async def listen(settings: Settings, server: HttpServer) -> list[asyncio.Server]
         path = settings.socket
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            early = path.with_name(f"{path.name}.{os.getpid()}")
+            early = path.with_name(f".{os.getpid()}")
             listeners.append(await loop.create_unix_server(server.factory(unix=True), str(early)))
             # The agent's container may run as another user; who may reach the folder may use the socket.
             early.chmod(0o666)
@@ -95,14 +96,16 @@ async def listen(settings: Settings, server: HttpServer) -> list[asyncio.Server]
 async def drain(pod: Pod, server: HttpServer, terminated: asyncio.Event) -> None:
     """Lets the agent go first: what it waits for is answered, its channels are closed by itself. Bounded by the run's grace period."""
     loop = asyncio.get_running_loop()
-    now = loop.time()
+    started = last_there = loop.time()
     grace = pod.held.grace_seconds if pod.held is not None else DRAIN_SECONDS
-    linger = now if pod.channels or (pod.held is None and not pod.reuse) else now + min(grace, PLAIN_LINGER_SECONDS)
-    while loop.time() < now + grace:
+    leaves_visibly = not pod.reuse and (pod.channels or pod.held is None)
+    linger = 0.0 if leaves_visibly else PLAIN_LINGER_SECONDS
+    while (now := loop.time()) < started + grace:
         agent_there = bool(pod.channels) or server.busy
         owed = bool(pod.outbox.unanswered("activity.end")) or (len(pod.outbox) > 0 and not pod.over.is_set())
-        lingering = loop.time() < linger and not terminated.is_set()
-        if not agent_there and not owed and not lingering:
+        if agent_there or owed:
+            last_there = now
+        elif now - last_there >= linger or terminated.is_set():
             return
         await asyncio.sleep(_LOOK_SECONDS)
 

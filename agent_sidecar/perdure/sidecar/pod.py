@@ -145,15 +145,16 @@ class Pod:
                 return run.secret or ""
 
     async def child_ended(self, *, clean: bool, exit_code: int | None) -> None:
-        """The process of the run that was handed out has ended. A run still held is given back first."""
+        """The process of the run that was handed out has ended. A run still held is given back first, one that no process has been made
+        for only if none can be."""
         run = self.held
-        if run is not None and run.handed_out:
-            gone = self.supervisor.agent_gone(
-                run, f"the agent process ended with code {exit_code} before the run had finished or suspended"
-            )
+        if run is not None and (run.handed_out or not clean):
+            gone = self.supervisor.agent_gone(run, f"the agent process ended with code {exit_code}, the run had not finished or suspended")
             await asyncio.shield(gone)
             if self.held is run:
                 self._clean(clean)
+        elif not clean:
+            self._clean(clean)
 
     async def change(self, timeout: float | None = None) -> None:
         """Returns at the next change of the lease or of the pod's own state, or after the timeout in seconds."""

@@ -41,10 +41,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._threads = threads
         self._executing = 0
         self.idle_until: float | None = None
+        self.tasks: set[asyncio.Task[Any]] = set()
         super().__init__(selector)
 
     def time(self) -> float:
         return self._clock.now
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        """The loop keeps its tasks: the collector would run the ``finally`` blocks of those that nobody else knows."""
+        task: asyncio.Task[Any] = super().create_task(coro, **options)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
 
     def turn(self) -> None:
         """Runs until there is nothing to do without time passing, or until stopped."""

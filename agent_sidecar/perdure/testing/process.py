@@ -22,8 +22,8 @@ Fault = Literal["before", "after", "lost"]
 
 KILLED: Final = 137
 
-# What was stopped must not be collected: the collector would run its `finally` blocks.
-_GRAVEYARD: list[Any] = []
+# Loops with tasks that were stopped or are to be: kept for good, or the collector would run their `finally` blocks.
+_GRAVEYARD: set[VirtualLoop] = set()
 
 
 class Process:
@@ -47,6 +47,7 @@ class Process:
         self.context_data = record.lease()
         self.epoch = record.epoch
         self.loop = VirtualLoop(record.clock, self._threads)
+        _GRAVEYARD.add(self.loop)
         self._task = self.loop.create_task(agent.attempt(self.context_data, self, self, observe=self._observe))
         self._task.add_done_callback(lambda _: self.loop.stop())
 
@@ -117,10 +118,10 @@ class Process:
             await self.loop.create_future()
 
     def _bury(self) -> None:
-        left = asyncio.all_tasks(self.loop)
-        for task in left:
+        for task in self.loop.tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-        _GRAVEYARD.append((self.loop, left, self._task, self._execution))
+        if not self.loop.tasks:
+            _GRAVEYARD.discard(self.loop)
         self.loop.close()
 
     def _observe(self, execution: Execution) -> None:

@@ -1,12 +1,14 @@
 """What a JSON value must be before it is stored.
 
-Payloads are kept as the bytes that came, so this is the only gate: size, UTF-8, one value, no NaN or infinity, no duplicate keys, no NUL
-and no lone surrogate in a string, bounded depth. The first thing wrong is named; nothing is repaired.
+Payloads are kept as the bytes that came, so this is the only gate: size, UTF-8, one value, no NaN, no number that a double cannot hold, no
+duplicate keys, no NUL and no lone surrogate in a string, bounded depth. The first thing wrong is named; nothing is repaired.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from typing import Any, NoReturn
 
 from perdure_operator.domain.errors import InvalidInput, PayloadTooLarge
@@ -17,6 +19,13 @@ MAX_DEPTH = 200
 
 def _no_constant(name: str) -> NoReturn:
     raise InvalidInput(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise InvalidInput(f"the number {text[:40]} is too large")
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -31,28 +40,19 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
-_OPEN, _CLOSE = (b"[", b"{"), (b"]", b"}")
+_careful_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+_MAYBE_INFINITE = re.compile(r"[eE]\+?\d{3}|\d{309}")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_BRACKET = re.compile(r"[\[\]{}]")
+_OPEN = (b"[", b"{")
 
 
 def _depth(text: str) -> int:
     """Deepest nesting, strings skipped. Only called when there are enough brackets to matter."""
     depth = deepest = 0
-    in_string = escaped = False
-    for char in text:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == '"':
-                in_string = False
-        elif char == '"':
-            in_string = True
-        elif char in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in "]}":
-            depth -= 1
+    for bracket in _BRACKET.findall(_STRING.sub("", text)):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
     return deepest
 
 
@@ -74,7 +74,7 @@ def _walk_strings(value: Any) -> None:
             stack.extend(item)
 
 
-def check_json(raw: bytes, what: str = "the value", *, limit: int = MAX_BYTES) -> Any:
+def check_json(raw: bytes, what: str = "the value", *, limit: int = MAX_BYTES, depth: int = MAX_DEPTH) -> Any:
     """Decodes ``raw`` strictly and gives the value. Raises InvalidInput or PayloadTooLarge, naming ``what``."""
     if len(raw) > limit:
         raise PayloadTooLarge(f"{what} has {len(raw)} bytes; at most {limit} are allowed")
@@ -82,10 +82,10 @@ def check_json(raw: bytes, what: str = "the value", *, limit: int = MAX_BYTES) -
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{what} is not UTF-8 (byte {error.start})") from error
-    if sum(map(raw.count, _OPEN)) > MAX_DEPTH and _depth(text) > MAX_DEPTH:
-        raise InvalidInput(f"{what} is nested deeper than {MAX_DEPTH} levels")
+    if sum(map(raw.count, _OPEN)) > depth and _depth(text) > depth:
+        raise InvalidInput(f"{what} is nested deeper than {depth} levels")
     try:
-        value = _decoder.decode(text)
+        value = (_careful_decoder if _MAYBE_INFINITE.search(text) else _decoder).decode(text)
     except InvalidInput as error:
         raise InvalidInput(f"{what}: {error}") from None
     except ValueError as error:

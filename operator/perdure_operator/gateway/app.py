@@ -91,7 +91,7 @@ class Gateway:
         if (operation.fence is None and outcome.state != "Running") or outcome.leased is not None:
             pod = self._hub.holder(operation.run)
             if operation.fence is None and pod is not None and pod.held is not None:
-                self._hub.lost(operation.run, pod.held.fence.epoch, f"the run is {outcome.state}")
+                self._hub.lost(operation.run, pod.held.fence, f"the run is {outcome.state}")
         if outcome.leased is not None and outcome.epoch is not None:
             self._hub.granted(operation.run, outcome.epoch, outcome.leased, "direct")
         elif outcome.state == "Pending" or operation.kind == "spawn":

@@ -42,7 +42,7 @@ class Heartbeats:
         for run, fence in leases:
             state = alive.get(run)
             if state is None:
-                self._hub.lost(run, fence.epoch, "the lease was not renewed in time")
+                self._hub.lost(run, fence, "the lease was not renewed in time")
             elif state.cancel or state.pause:
                 pod = self._hub.holder(run)
                 if pod is not None:

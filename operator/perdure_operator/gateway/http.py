@@ -62,24 +62,38 @@ async def body(request: web.Request, what: str = "the body", *, limit: int = MAX
 def integer(request: web.Request, name: str, default: int, low: int, high: int) -> int:
     """A bounded query parameter. Raises InvalidInput."""
     text = request.query.get(name)
-    if text is None:
-        return default
+    return default if text is None else whole(text, name, low, high)
+
+
+def whole(text: str, name: str, low: int, high: int) -> int:
+    """A bounded number. Raises InvalidInput."""
     try:
         value = int(text)
     except ValueError:
         value = low - 1
     if not low <= value <= high:
-        raise InvalidInput(f"{name} must be a whole number from {low} to {high}, not {text!r}")
+        raise InvalidInput(f"{name} must be a whole number from {low} to {high}, not {text[:40]!r}")
     return value
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+def _check_text(request: web.Request) -> None:
+    """What may reach the store from outside the body: text without NUL. Headers come with what was not UTF-8 as lone surrogates."""
+    for text in (request.path, *request.query.values(), request.headers.get("Idempotency-Key", "")):
+        try:
+            if b"\x00" in text.encode():
+                raise InvalidInput("the path, the query or the Idempotency-Key holds a NUL character")
+        except UnicodeEncodeError as error:
+            raise InvalidInput("the Idempotency-Key is not UTF-8") from error
+
+
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error leaves as problem JSON; what is not typed is logged and told as ``internal`` without its text."""
     try:
+        _check_text(request)
         return await handler(request)
     except PerdureError as error:
         return problem_reply(error)

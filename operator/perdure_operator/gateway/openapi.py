@@ -62,7 +62,7 @@ def openapi() -> dict[str, Any]:
             "type": "object",
             "properties": {"items": {"type": "array", "items": {"type": "object"}}, "next": {"type": ["integer", "null"]}},
         },
-        "EventStream": {"type": "string"},
+        "EventStream": {"description": "`id` is the sequence, `event` the kind, `data` the event as JSON; the last one is `end`."},
         "Signalled": {
             "type": "object",
             "properties": {"seq": {"type": "integer"}, "duplicate": {"type": "boolean"}, "id": {"type": "string"}},

@@ -7,7 +7,8 @@ through one sender task, so a slow pod delays nobody else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_OID, UUID, uuid5
 
@@ -27,6 +28,7 @@ from perdure_operator.domain.errors import (
     StaleFence,
     from_code,
 )
+from perdure_operator.domain.payload import check_json
 from perdure_operator.gateway import delivery, translate
 from perdure_operator.gateway.auth import PodIdentity
 from perdure_operator.observability import metrics
@@ -72,6 +74,14 @@ class Pod:
             for frame in frames:
                 await self._socket.send_bytes(frame)
 
+    async def last_words(self) -> None:
+        """Sends what is left, for a second at most."""
+        frames, self._frames = self._frames, []
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(1):
+                for frame in frames:
+                    await self._socket.send_bytes(frame)
+
     async def close(self) -> None:
         await self._socket.close(code=1001)
 
@@ -89,7 +99,7 @@ class Hub:
         self.pods: dict[UUID, Pod] = {}
         self._by_run: dict[UUID, Pod] = {}
         self._idle: dict[UUID, Pod] = {}
-        self._deliveries: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------------------------------------------ what others ask
 
@@ -121,16 +131,19 @@ class Hub:
         if pod is None:
             return  # it went; the lease is delivered when it connects again, here or elsewhere, or expires
         self.not_idle(pod)
-        task = asyncio.create_task(self._deliver(pod, run, epoch))
-        self._deliveries.add(task)
-        task.add_done_callback(self._deliveries.discard)
+        self._later(self._deliver(pod, run, epoch))
 
-    def lost(self, run: UUID, epoch: int, reason: str) -> None:
-        """The lease is over. Tells the pod, if it still believes in it."""
-        pod = self._by_run.get(run)
-        if pod is not None and pod.held is not None and pod.held.fence.epoch == epoch:
+    def _later(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def lost(self, run: UUID, fence: Fence, reason: str) -> None:
+        """The lease is over. Tells its holder, if that still believes in it, and nobody else: any pod can name any run."""
+        pod = self.pods.get(fence.holder)
+        if pod is not None and pod.held is not None and pod.held.run == run and pod.held.fence == fence:
             self._release(pod)
-            pod.send(wire.LeaseLost(run=str(run), epoch=epoch, reason=reason))
+            pod.send(wire.LeaseLost(run=str(run), epoch=fence.epoch, reason=reason))
 
     # ------------------------------------------------------------------------------------------------------ one socket
 
@@ -154,7 +167,8 @@ class Hub:
         except (msgspec.DecodeError, InvalidInput, TimeoutError) as error:
             log.warning("a pod spoke wrongly", pod=str(pod.id), error=str(error))
             pod.send(wire.Retire(reason=f"protocol error: {error}"))
-            await asyncio.sleep(0)
+        except PerdureError as error:  # the store is away: the pod connects again
+            log.warning("a pod could not be served", pod=str(pod.id), error=str(error))
         finally:
             if self.pods.get(pod.id) is pod:
                 del self.pods[pod.id]
@@ -162,18 +176,21 @@ class Hub:
                     del self._by_run[pod.held.run]
             self.not_idle(pod)
             pump.cancel()
+            await pod.last_words()
 
     async def _hello(self, pod: Pod, hello: wire.Hello) -> bool:
         if hello.protocol != wire.PROTOCOL_VERSION:
             pod.send(wire.Retire(reason=f"this gateway speaks protocol {wire.PROTOCOL_VERSION}, not {hello.protocol}"))
             return False
         pod.reuse = hello.reuse
-        believed = UUID(hello.run) if hello.run else None
+        believed = _uuid(hello.run) if hello.run else None
+        if not 0 <= (hello.epoch or 0) <= translate.MAX_INT:
+            raise InvalidInput(f"{hello.epoch} is no epoch")
         status = await self._store.pod_hello(pod.id, pod.pool, self._gateway, reuse=hello.reuse, run=believed, epoch=hello.epoch)
         before = self.pods.get(pod.id)
         self.pods[pod.id] = pod
         if before is not None:
-            await before.close()
+            self._later(before.close())  # its peer may be long gone, and closing waits for it
         pod.send(wire.Welcome(pod=str(pod.id), pool=pod.pool, heartbeat_seconds=self._lease_seconds / 4, lease_seconds=self._lease_seconds))
         if status.status == "leased" and status.run is not None and status.epoch is not None:
             metrics.LEASES.labels("redelivered").inc()
@@ -264,6 +281,8 @@ class Hub:
 
     def _fence(self, pod: Pod, frame: wire.Op, body: wire.Operation) -> translate.Held:
         """The held run; for a late receipt also one that this pod held before."""
+        if not 0 <= frame.epoch <= translate.MAX_INT:
+            raise StaleFence(f"there is no epoch {frame.epoch}")
         held = pod.held
         if held is not None and str(held.run) == frame.run and held.fence.epoch == frame.epoch:
             return held
@@ -293,7 +312,7 @@ class Hub:
             if result.code in _FENCED_OUT and operation.fence is not None:
                 if result.code == DeadlineExceeded.code and self.batcher is not None:
                     self.batcher.submit(Control(operation.run, "settle", {}), lambda _: None)
-                self.lost(operation.run, operation.fence.epoch, result.code)
+                self.lost(operation.run, operation.fence, result.code)
             return
         if not isinstance(operation, Control):
             metrics.OPERATIONS.labels("step.end", "ok").inc()
@@ -307,9 +326,7 @@ class Hub:
             self._release(pod)
         wanted = translate.stored(result.answer)
         if any(payload is not None and payload[:1] != b"\x00" for payload in wanted):
-            task = asyncio.create_task(self._answer_with_blobs(pod, frame, operation.kind, result, released))
-            self._deliveries.add(task)
-            task.add_done_callback(self._deliveries.discard)
+            self._later(self._answer_with_blobs(pod, frame, operation.kind, result, released))
         else:
             body = translate.answer(operation.kind, result.answer, Payloads())
             pod.send(wire.Answer(id=frame.id, body=body, released=released))
@@ -328,6 +345,8 @@ class Hub:
 
 
 def _decode(body: bytes) -> wire.Operation:
+    # The one gate for all that an agent sends, its payloads included; these are at most three levels down.
+    check_json(body, "the operation", limit=wire.MAX_FRAME_BYTES, depth=wire.MAX_PAYLOAD_DEPTH + 3)
     try:
         return wire.decode_operation(body)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -1,11 +1,15 @@
-"""Between the wire models (perdure.protocol) and the store's operations. Everything an agent sends is checked here, before the batch."""
+"""Between the wire models (perdure.protocol) and the store's operations.
+
+Everything that an agent sends is checked before the batch: that it is proper JSON throughout when it is decoded (pods.py), that the store
+can hold it here.
+"""
 
 from __future__ import annotations
 
 from base64 import b64decode
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID, uuid4
 
 import msgspec
@@ -14,9 +18,8 @@ from pydantic import ValidationError
 
 from perdure import protocol as wire
 from perdure_operator.domain import idempotency
-from perdure_operator.domain.errors import InvalidInput, PerdureError
+from perdure_operator.domain.errors import InvalidInput, PayloadTooLarge, PerdureError
 from perdure_operator.domain.ids import uuid7
-from perdure_operator.domain.payload import check_json
 from perdure_operator.gateway.pools import Pools
 from perdure_operator.gateway.submission import Parent, child_name, new_run, require_pool
 from perdure_operator.kube.api.v1alpha1 import AgentRunSpec
@@ -43,9 +46,18 @@ class Denied:
     answer: wire.ActivityDecision
 
 
+_Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+MAX_INT = 2**31 - 1
+MAX_SEQUENCE = 2**62
+MAX_SECONDS = 100 * 365 * 86_400.0
+MAX_KEY_BYTES = 2_000
+"""Of a redo identity: what fits into an index of the store."""
+
+
 def _raw(value: Raw, what: str) -> bytes:
     raw = bytes(value)
-    check_json(raw, what)
+    if len(raw) > wire.MAX_PAYLOAD_BYTES:
+        raise PayloadTooLarge(f"{what} has {len(raw)} bytes; at most {wire.MAX_PAYLOAD_BYTES} are allowed")
     return raw
 
 
@@ -55,24 +67,39 @@ def _slices(pieces: list[wire.Slice]) -> tuple[SliceWrite, ...]:
         raise InvalidInput("a slice stands twice in one operation")
     written = []
     for piece in pieces:
-        raw = bytes(piece.value)
-        value = check_json(raw, f"slice {piece.name}")
-        if piece.append and not isinstance(value, list):
+        raw = _raw(piece.value, f"slice {piece.name}")
+        if piece.append and not raw.startswith(b"["):
             raise InvalidInput(f"slice {piece.name}: what is appended must be an array")
-        written.append(SliceWrite(piece.name, raw, piece.version, piece.append))
+        written.append(SliceWrite(piece.name, raw, _whole(piece.version, "version"), piece.append))
     return tuple(written)
 
 
-def _text(value: str | None, what: str) -> str | None:
-    if value is not None and "\x00" in value:
-        raise InvalidInput(f"{what} holds a NUL character")
+def _key(key: str) -> str:
+    if len(key.encode()) > MAX_KEY_BYTES:
+        raise InvalidInput(f"a key has at most {MAX_KEY_BYTES} bytes")
+    return key
+
+
+def _whole(value: int, what: str, high: int = MAX_INT) -> int:
+    if not 0 <= value <= high:
+        raise InvalidInput(f"{what} must be from 0 to {high}")
+    return value
+
+
+def _sequence(value: int | None) -> int | None:
+    return _whole(value, "expectedSeq", MAX_SEQUENCE) if value is not None else None
+
+
+def _seconds(value: float | None, what: str) -> float | None:
+    if value is not None and value > MAX_SECONDS:
+        raise InvalidInput(f"{what} must be at most {MAX_SECONDS:.0f}, which is a hundred years")
     return value
 
 
 def _error(error: wire.ErrorInfo | None) -> dict[str, Any] | None:
     if error is None:
         return None
-    return {"type": _text(error.type, "error.type"), "message": _text(error.message, "error.message"), "retryable": error.retryable}
+    return {"type": error.type, "message": error.message, "retryable": error.retryable}
 
 
 def _step(held: Held, request: UUID, body: wire.StepEnd) -> JournalStep:
@@ -81,13 +108,13 @@ def _step(held: Held, request: UUID, body: wire.StepEnd) -> JournalStep:
         run=held.run,
         fence=held.fence,
         request=request,
-        key=_text(body.key, "key") or "",
-        name=_text(body.name, "name") or "",
+        key=_key(body.key),
+        name=body.name,
         state=body.state,
         output=_raw(body.output, "output"),
-        fingerprint=_text(body.fingerprint, "fingerprint"),
-        phase=_text(body.phase, "phase"),
-        attempts=body.attempts,
+        fingerprint=body.fingerprint,
+        phase=body.phase,
+        attempts=_whole(body.attempts, "attempts"),
         error=msgspec.json.encode(error).decode() if error else None,
         slices=_slices(body.slices) if body.slices else (),
     )
@@ -98,7 +125,7 @@ def _activity(held: Held, pools: Pools, body: wire.ActivityBegin, lease_seconds:
     allowed, forbidden = constraints.get("allowedTools") or [], constraints.get("forbiddenTools") or []
     call = idempotency.Call(
         tool=body.tool,
-        arguments=check_json(bytes(body.arguments), "arguments"),
+        arguments=msgspec.json.decode(_raw(body.arguments, "arguments")),
         declared=idempotency.EffectClass(body.effect) if body.effect else None,
         scope=tuple(body.scope) if body.scope is not None else None,
         ignore=frozenset(body.ignore),
@@ -118,10 +145,10 @@ def _activity(held: Held, pools: Pools, body: wire.ActivityBegin, lease_seconds:
         "policy": on_unknown,
         "fingerprint": idempotency.fingerprint(call),
         "scopeIsIdentity": body.scope_is_identity,
-        "occurrence": body.occurrence,
+        "occurrence": _whole(body.occurrence, "occurrence"),
         "step": body.step,
         "token": uuid4(),
-        "timeoutSeconds": body.timeout_seconds,
+        "timeoutSeconds": _seconds(body.timeout_seconds, "timeoutSeconds"),
         "leaseSeconds": lease_seconds,
         "maxRetries": body.max_retries,
     }
@@ -153,7 +180,7 @@ def _spawn(held: Held, pools: Pools, body: wire.Spawn) -> Control:
     return Control(
         held.run,
         "spawn",
-        {"key": body.key, "fingerprint": body.fingerprint, "run": child.columns},
+        {"key": _key(body.key), "fingerprint": body.fingerprint, "run": child.columns},
         held.fence,
         payload=child.input,
         payload_run=child.run_id,
@@ -177,7 +204,7 @@ def operation(held: Held, request: UUID, body: wire.Operation, pools: Pools, lea
             return begun
         content, payload = begun, bytes(body.arguments)
     elif isinstance(body, wire.ActivityEnd | wire.ActivityResolve):
-        content = {"key": body.key, "providerRef": _text(body.provider_ref, "providerRef")}
+        content = {"key": body.key, "providerRef": body.provider_ref}
         payload = _raw(body.response, "response")
         if isinstance(body, wire.ActivityEnd):
             content |= {"token": _uuid(body.token, "token"), "state": body.state, "error": _error(body.error)}
@@ -188,9 +215,15 @@ def operation(held: Held, request: UUID, body: wire.Operation, pools: Pools, lea
     elif isinstance(body, wire.Suspend):
         content = {"waits": body.waits}
     elif isinstance(body, wire.EventAppend):
-        content, payload = {"kind": _text(body.kind, "kind"), "expectedSeq": body.expected_seq}, _raw(body.data, "data")
+        content, payload = (
+            {
+                "kind": body.kind,
+                "expectedSeq": _whole(body.expected_seq or 0, "expectedSeq", MAX_SEQUENCE) if body.expected_seq is not None else None,
+            },
+            _raw(body.data, "data"),
+        )
     elif isinstance(body, wire.CheckpointSave):
-        content, payload = {"type": body.type, "coversSeq": body.covers_seq}, _raw(body.cursor, "cursor")
+        content, payload = {"type": body.type, "coversSeq": _whole(body.covers_seq, "coversSeq", MAX_SEQUENCE)}, _raw(body.cursor, "cursor")
     elif isinstance(body, wire.Finish):
         content, payload = {"outcome": body.outcome, "error": _error(body.error)}, _raw(body.output, "output")
     else:
@@ -213,17 +246,17 @@ def _wait(body: wire.WaitBegin) -> dict[str, Any]:
             raise InvalidInput(f"a {condition.kind} condition needs a name")
         if condition.at is not None:
             try:
-                msgspec.convert(condition.at, type=datetime)
+                msgspec.convert(condition.at, type=_Instant)
             except msgspec.ValidationError:
                 raise InvalidInput(f"{condition.at!r} is not an RFC 3339 time") from None
-        _text(condition.name, "name")
+        _seconds(condition.seconds, "seconds")
     content: dict[str, Any] = msgspec.to_builtins(body)
     return {
-        "key": _text(body.key, "key"),
-        "name": _text(body.name, "name"),
+        "key": _key(body.key),
+        "name": body.name,
         "mode": body.mode,
         "on": content["on"],
-        "timeoutSeconds": body.timeout_seconds,
+        "timeoutSeconds": _seconds(body.timeout_seconds, "timeoutSeconds"),
         "suspend": body.suspend,
         "fingerprint": body.fingerprint,
     }

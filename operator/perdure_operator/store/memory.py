@@ -9,34 +9,20 @@ only when the caller moves it. Payloads are raw JSON. A refusal is decided befor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from perdure_operator.domain.errors import (
-    CancelRequested,
-    ConcurrentAppend,
-    DeadlineExceeded,
-    IllegalTransition,
-    InvalidInput,
-    NameTaken,
-    PerdureError,
-    RunFinished,
-    RunNotFound,
-    StaleFence,
-    UnknownActivity,
-    WaitConflict,
-)
+from perdure_operator.domain import errors
+from perdure_operator.domain.errors import PerdureError
 from perdure_operator.domain.lease import Weight, weight
 from perdure_operator.domain.run import Effect, Event, State
 from perdure_operator.domain.transitions import transition
-from perdure_operator.store.operations import Control, Fence, JournalStep, Outcome, SliceWrite
-
-Answer = dict[str, Any]
+from perdure_operator.store.memory_ledger import LedgerRules
+from perdure_operator.store.memory_records import Answer, Condition, Fired, Pod, Run, Wait, Wakeup
+from perdure_operator.store.operations import Control, Fence, JournalStep, Outcome
 
 LAST_WORDS = timedelta(seconds=5)
-SECONDS_PER_PRIORITY = 60
 STARVING = timedelta(seconds=60)
 
 _LOGGED = {
@@ -47,162 +33,15 @@ _LOGGED = {
 _APPLIED = {"child_done": "child.done", "cancel": "run.cancel_requested"}
 
 
-@dataclass(frozen=True)
-class Condition:
-    kind: str
-    name: str
-    at: datetime | None
-
-
-@dataclass(frozen=True)
-class Fired:
-    """A condition that came true; ``index`` -1 is the timeout. ``wakeup`` is what made it true, if it was one."""
-
-    index: int
-    kind: str
-    at: datetime
-    late: float = 0.0
-    wakeup: Wakeup | None = None
-
-
-@dataclass
-class Wait:
-    key: str
-    mode: str
-    on: list[Condition]
-    timeout_at: datetime | None
-    fingerprint: str | None
-    state: str = "open"
-    fired: list[Fired] = field(default_factory=list)
-
-
-@dataclass
-class Wakeup:
-    """``seq`` None: not applied yet; 0: came after the end. ``bound``: the wait that took it first."""
-
-    kind: str
-    source: str
-    at: datetime
-    name: str = ""
-    id: str = ""
-    payload: bytes | None = None
-    status: str = ""
-    policy: str = ""
-    seq: int | None = None
-    bound: str | None = None
-
-
-@dataclass
-class LedgerEntry:
-    key: str
-    effect: str
-    policy: str
-    fingerprint: str
-    token: str
-    safe_at: datetime
-    holder: UUID | None
-    state: str = "RUNNING"
-    attempts: int = 1
-    past_tokens: set[str] = field(default_factory=set)
-    executor_ended: bool = False
-    response: bytes | None = None
-    provider_ref: str | None = None
-    error: Any = None
-
-
-@dataclass
-class Pod:
-    pool: str
-    state: str = "starting"
-    reuse: bool = False
-    gateway: str = ""
-    run: UUID | None = None
-
-
-@dataclass
-class Run:
-    """One run with all that hangs on it. ``log`` holds the kinds of its events, so ``len(log)`` is its last sequence."""
-
-    columns: dict[str, Any]
-    input: bytes
-    now: datetime
-    state: State = State.PENDING
-    reason: str = "Queued"
-    log: list[str] = field(default_factory=lambda: ["run.created"])
-    epoch: int = 0
-    holder: UUID | None = None
-    attempt: int = 1
-    failures: int = 0
-    losses: int = 0
-    worker_seq: int = 0
-    loss_seq: int = 0
-    steps: int = 0
-    reasons: list[str] = field(default_factory=lambda: ["start"])
-    cancel_requested: bool = False
-    cancel_due: datetime | None = None
-    paused: bool = False
-    wake_due: bool = False
-    deadline_at: datetime | None = None
-    active_used: timedelta = timedelta()
-    result: bytes | None = None
-    error_type: str | None = None
-    journal: dict[str, tuple[str, str, int, UUID | None]] = field(default_factory=dict)  # key: kind, state, seq, request
-    children: dict[str, str] = field(default_factory=dict)  # spawn key: child
-    waits: dict[str, Wait] = field(default_factory=dict)
-    wakeups: list[Wakeup] = field(default_factory=list)
-    ledger: dict[str, LedgerEntry] = field(default_factory=dict)
-    slices: list[tuple[int, SliceWrite]] = field(default_factory=list)
-    requests: dict[UUID, tuple[str, Answer]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.id = UUID(str(self.columns["run_id"]))
-        self.pool: str = self.columns["pool"]
-        self.namespace: str = self.columns["namespace"]
-        parent = self.columns.get("parent_id")
-        self.parent = UUID(str(parent)) if parent else None
-        self.spec_paused = bool(self.columns.get("spec_paused"))
-        self.runnable_at = self.beat_at = self.now
-        self.active_since: datetime | None = self.now
-        self.rank = self._rank()
-
-    def _rank(self) -> float:
-        """Place in the queue: a point of priority is worth a minute, so age beats any priority in the end (L4)."""
-        priority: int = self.columns.get("priority", 0)
-        return self.runnable_at.timestamp() - priority * SECONDS_PER_PRIORITY
-
-    def enqueue(self, now: datetime) -> None:
-        self.runnable_at = max(self.runnable_at, now)
-        self.rank = self._rank()
-
-    def record(self, kind: str) -> int:
-        self.log.append(kind)
-        return len(self.log)
-
-    @property
-    def fence(self) -> Fence | None:
-        return Fence(self.epoch, self.holder) if self.holder else None
-
-    def deadline_passed(self, now: datetime) -> bool:
-        """L6: wall clock since the first start, or time at work and in the queue."""
-        limit = self.columns.get("active_limit_ms")
-        used_up = limit is not None and self.active_since and self.active_used + (now - self.active_since) >= timedelta(milliseconds=limit)
-        return bool(used_up) or (self.deadline_at is not None and self.deadline_at <= now)
-
-    def cancel_is_due(self, now: datetime) -> bool:
-        return self.cancel_due is not None and self.cancel_due <= now
-
-
-class Oracle:
-    """``jitter`` gives the random part of the n-th backoff of a run, 0 to 1."""
+class Oracle(LedgerRules):
+    """``pools``: limit of running runs by pool; ``tenants``: weight and limit of running runs by namespace."""
 
     def __init__(self, now: datetime, jitter: Callable[[UUID, int], float]) -> None:
-        self.now = now
-        self.jitter = jitter
+        super().__init__(now, jitter)
         self.runs: dict[UUID, Run] = {}
         self.pods: dict[UUID, Pod] = {}
-        self.terminated: set[UUID] = set()
-        self.pools: dict[str, int | None] = {}  # limit of running runs
-        self.tenants: dict[str, tuple[float, int | None]] = {}  # weight, limit of running runs
+        self.pools: dict[str, int | None] = {}
+        self.tenants: dict[str, tuple[float, int | None]] = {}
 
     # ------------------------------------------------------------------------------------------------------ operations
 
@@ -213,7 +52,7 @@ class Oracle:
         if key is not None and (same := next((run for run in mine if run.columns.get("idempotency_key") == key), None)):
             return "existing", same.id
         if any(run.columns["name"] == columns["name"] for run in mine):
-            raise NameTaken
+            raise errors.NameTaken
         run = Run(columns, input_json, self.now)
         self.runs[run.id] = run
         if run.spec_paused:
@@ -228,10 +67,8 @@ class Oracle:
             return Outcome("ok", {"seq": seq, "existing": request != step.request})
         try:
             run = self._fenced(step.run, step.fence)
-            if run.cancel_is_due(self.now):
-                raise CancelRequested
-            if run.deadline_passed(self.now):
-                raise DeadlineExceeded
+            if overdue := self._overdue(run):
+                raise overdue
         except PerdureError as error:
             return Outcome(error.code, {"seq": None, "existing": False})
         seq = run.record(f"step.{step.state}")
@@ -243,7 +80,7 @@ class Oracle:
     def control(self, op: Control, idle: Sequence[UUID] = (), gateway: str = "") -> Outcome:
         run = self.runs.get(op.run)
         if run is None:
-            return Outcome(RunNotFound.code, {})
+            return Outcome(errors.RunNotFound.code, {})
         if op.request in run.requests:
             code, answer = run.requests[op.request]
             return Outcome(code, answer, state=run.state)
@@ -251,9 +88,9 @@ class Oracle:
         try:
             if op.fence is not None and op.kind != "activity.end":
                 self._fenced(run.id, op.fence)
-            if holds and op.kind not in ("activity.end", "finish") and (run.cancel_is_due(self.now) or run.deadline_passed(self.now)):
-                code, answer = (CancelRequested.code if run.cancel_is_due(self.now) else DeadlineExceeded.code), {}
-                self._settle(run)
+            overdue = self._overdue(run) if holds and op.kind not in ("activity.end", "finish") else None
+            if overdue:
+                code, answer = overdue.code, self._settle(run)
             else:
                 answer = getattr(self, "_" + op.kind.replace(".", "_"))(run, op)
                 if holds and op.slices:
@@ -271,10 +108,15 @@ class Oracle:
     def _fenced(self, run_id: UUID, fence: Fence) -> Run:
         run = self.runs.get(run_id)
         if run is None:
-            raise RunNotFound
+            raise errors.RunNotFound
         if run.fence != fence:
-            raise RunFinished if run.state.terminal else StaleFence
+            raise errors.RunFinished if run.state.terminal else errors.StaleFence
         return run
+
+    def _overdue(self, run: Run) -> type[PerdureError] | None:
+        """What a worker hears whose run should have ended."""
+        late = errors.DeadlineExceeded if run.deadline_passed(self.now) else None
+        return errors.CancelRequested if run.cancel_is_due(self.now) else late
 
     # ------------------------------------------------------------------------------------------------------- transitions
 
@@ -339,12 +181,10 @@ class Oracle:
             return {}
         if any(w.kind == "cancel" for w in fresh):
             self._request_cancel(run)
-        child_failed = any(w.policy == "fail_parent" and w.status != State.SUCCEEDED for w in fresh)
-        ending = self.now_ending(run, child_failed=child_failed)
-        if ending:
-            if ending != "Cancelled":
-                run.error_type = ending
-            self._move(run, Event.CANCEL if ending == "Cancelled" else Event.FAIL, ending)
+        late = "DeadlineExceeded" if run.deadline_passed(self.now) else None
+        failed = late or ("ChildFailed" if any(w.policy == "fail_parent" and w.status != State.SUCCEEDED for w in fresh) else None)
+        if failed or (run.cancel_requested and (run.state is not State.RUNNING or run.cancel_is_due(self.now))):
+            self._end(run, Event.FAIL, failed or "", error=failed)
             return {}
         self._decide_waits(run)
         if run.paused or run.spec_paused:
@@ -356,12 +196,13 @@ class Oracle:
             self._move(run, Event.WAKE, "Woken")
         return {}
 
-    def now_ending(self, run: Run, *, child_failed: bool = False) -> str | None:
-        """Why this run must end now, if it must."""
-        late = run.deadline_passed(self.now)
-        if run.cancel_requested and (run.state is not State.RUNNING or run.cancel_is_due(self.now) or late or child_failed):
-            return "Cancelled"
-        return "DeadlineExceeded" if late else "ChildFailed" if child_failed else None
+    def _end(self, run: Run, event: Event, reason: str, *, error: str | None = None) -> None:
+        """An end that a requested cancel turns into Cancelled."""
+        if run.cancel_requested:
+            self._move(run, Event.CANCEL, "Cancelled")
+        else:
+            run.error_type = error
+            self._move(run, event, reason)
 
     def _request_cancel(self, run: Run) -> None:
         if not run.cancel_requested:
@@ -420,13 +261,12 @@ class Oracle:
         key, print_ = op.body["key"], op.body.get("fingerprint")
         wait = run.waits.get(key)
         if wait is None and key in run.journal:
-            raise WaitConflict
+            raise errors.WaitConflict
         if wait is not None and None not in (wait.fingerprint, print_) and wait.fingerprint != print_:
-            raise WaitConflict
+            raise errors.WaitConflict
         if wait is None:
-            on = [Condition(c["kind"], c.get("name", ""), self._due(c)) for c in op.body["on"]]
-            seconds = op.body.get("timeoutSeconds")
-            timeout_at = None if seconds is None else self.now + timedelta(seconds=seconds)
+            on = [Condition(c["kind"], c.get("name", ""), self._at(c.get("at"), c.get("seconds"))) for c in op.body["on"]]
+            timeout_at = self._at(None, op.body.get("timeoutSeconds"))
             run.waits[key] = wait = Wait(key, op.body["mode"], on, timeout_at, print_)
             run.journal[key] = ("wait", "open", run.record("wait.opened"), None)
         self._decide_waits(run)
@@ -434,14 +274,14 @@ class Oracle:
             return {"status": "open"}
         return self._give_back(run, [key])
 
-    def _due(self, condition: dict[str, Any]) -> datetime | None:
-        if condition["kind"] != "timer":
-            return None
-        return datetime.fromisoformat(condition["at"]) if condition.get("at") else self.now + timedelta(seconds=condition["seconds"])
+    def _at(self, at: str | None, seconds: float | None) -> datetime | None:
+        if at is not None:
+            return datetime.fromisoformat(at)
+        return None if seconds is None else self.now + timedelta(seconds=seconds)
 
     def _suspend(self, run: Run, op: Control) -> Answer:
         if any(key not in run.waits for key in op.body["waits"]):
-            raise WaitConflict
+            raise errors.WaitConflict
         self._decide_waits(run)
         return self._give_back(run, op.body["waits"])
 
@@ -457,15 +297,9 @@ class Oracle:
 
     def outcome(self, wait: Wait) -> Answer:
         """Of each fired condition: index, kind, id, lateness in seconds, payload, and the status of a child."""
-        return {
-            "status": wait.state,
-            "fired": [
-                (f.index, f.kind, f.wakeup.id, 0.0, f.wakeup.payload, f.wakeup.status)
-                if f.wakeup
-                else (f.index, f.kind, "", round(f.late, 3), None, "")
-                for f in wait.fired
-            ],
-        }
+        nothing = Wakeup("", "", self.now)
+        of = [(fired, fired.wakeup or nothing) for fired in wait.fired]
+        return {"status": wait.state, "fired": [(f.index, f.kind, w.id, round(f.late, 3), w.payload, w.status) for f, w in of]}
 
     def _signal(self, run: Run, op: Control) -> Answer:
         name, id_ = op.body["name"], op.body["id"]
@@ -473,113 +307,11 @@ class Oracle:
         if known is not None:
             return {"seq": known.seq, "duplicate": True, "state": run.state}
         if run.state.terminal:
-            raise RunFinished
+            raise errors.RunFinished
         seq = run.record("signal.received")
         run.wakeups.append(Wakeup("signal", f"{len(run.wakeups)}", self.now, name, id_, op.payload, seq=seq))
         self._settle(run)
         return {"seq": seq, "duplicate": False, "state": run.state}
-
-    # ------------------------------------------------------------------------------------------------------------- effects
-
-    def _grant_execution(self, run: Run, entry: LedgerEntry, body: dict[str, Any], after: float) -> None:
-        """A new token. The executor can act from ``after`` on until the tool's timeout and the lease have passed."""
-        entry.past_tokens.add(entry.token)
-        entry.token, entry.state, entry.attempts = str(body["token"]), "RUNNING", entry.attempts + 1
-        entry.holder, entry.executor_ended, entry.error = run.holder, False, None
-        entry.safe_at = self.now + timedelta(seconds=after + body["timeoutSeconds"] + body["leaseSeconds"])
-        run.record("activity.started")
-
-    def _decision(self, entry: LedgerEntry, decision: str, after: float = 0.0, policy: str | None = None) -> Answer:
-        token = entry.token if decision in ("execute", "retry") else None
-        response = entry.response if decision == "receipt" else None
-        return {
-            "decision": decision, "key": entry.key, "attempt": entry.attempts, "effect": entry.effect, "token": token,
-            "policy": policy or entry.policy, "retryAfterSeconds": round(max(after, 0.0), 3), "response": response,
-            "providerRef": entry.provider_ref, "error": entry.error,
-        }  # fmt: skip
-
-    def _activity_begin(self, run: Run, op: Control) -> Answer:
-        body = op.body
-        entry = run.ledger.get(body["key"])
-        if entry is None:
-            safe_at = self.now + timedelta(seconds=body["timeoutSeconds"] + body["leaseSeconds"])
-            entry = LedgerEntry(body["key"], body["effect"], body["policy"], body["fingerprint"], str(body["token"]), safe_at, run.holder)
-            run.ledger[entry.key] = entry
-            run.record("activity.started")
-            return self._decision(entry, "execute")
-        if entry.fingerprint != body["fingerprint"] and not body.get("scopeIsIdentity"):
-            return self._decision(entry, "conflict")
-        if entry.state == "UNKNOWN":
-            wait = self._may_still_act(entry)
-            if body["policy"] in ("query", "ask", "fail") or wait > 0:
-                asked = body["policy"] in ("query", "ask", "fail")
-                return self._decision(entry, "unknown", 0.0 if asked else wait, body["policy"])
-            entry.policy = body["policy"]
-            self._grant_execution(run, entry, body, 0.0)
-            return self._decision(entry, "execute")
-        return self._known(run, entry, body)
-
-    def _known(self, run: Run, entry: LedgerEntry, body: dict[str, Any]) -> Answer:
-        """An entry that is not UNKNOWN. FAILED is proven not executed: again, up to the limit, after a backoff."""
-        if entry.state == "SUCCEEDED":
-            return self._decision(entry, "receipt")
-        if entry.state == "RUNNING":
-            return self._decision(entry, "busy", 0.2)
-        limit = body.get("maxRetries")
-        if entry.attempts > (run.columns["max_tool_retries"] if limit is None else limit):
-            return self._decision(entry, "failed")
-        after = self.backoff(run, entry.attempts)
-        self._grant_execution(run, entry, body, after)
-        return self._decision(entry, "retry", after)
-
-    def _may_still_act(self, entry: LedgerEntry) -> float:
-        """Seconds until a second execution of an UNKNOWN effect can be excluded by time; 0 when nothing forbids it (E5)."""
-        if entry.effect != "external" or entry.executor_ended or entry.holder in self.terminated:
-            return 0.0
-        return max(0.0, (entry.safe_at - self.now).total_seconds())
-
-    def _activity_end(self, run: Run, op: Control) -> Answer:
-        """A receipt. Success is believed from whoever was granted the call; any other word only from the one who has it now."""
-        body = op.body
-        entry, token, state = run.ledger.get(body["key"]), str(body["token"]), body["state"].upper()
-        if entry is None or token not in {entry.token, *entry.past_tokens}:
-            raise UnknownActivity
-        fenced, current, ended = op.fence is not None and op.fence == run.fence, token == entry.token, not run.state.terminal
-        evidence = not (fenced and current and entry.state == "RUNNING")
-        if state == "CANCELLED" and entry.effect in ("external", "memory"):
-            state = "UNKNOWN"  # E1: to have been cancelled proves nothing
-        if state == "SUCCEEDED":
-            accepted, twice = entry.state != "SUCCEEDED", not current and entry.state in ("RUNNING", "SUCCEEDED")
-        else:
-            accepted = current and (entry.state == "RUNNING" or (entry.state == "UNKNOWN" and (state != "UNKNOWN" or fenced)))
-            twice = False
-        if accepted:
-            entry.past_tokens.add(entry.token)
-            entry.token, entry.state = token, state
-            entry.response = op.payload if state == "SUCCEEDED" else None
-            entry.provider_ref, entry.error = body.get("providerRef"), body.get("error")
-            entry.executor_ended |= current
-            if ended:
-                run.record("activity.evidence" if evidence else f"activity.{state.lower()}")
-        if twice and ended:
-            run.record("activity.duplicate_effect")
-        return {"state": entry.state, "seq": len(run.log), "evidence": evidence}
-
-    def _activity_resolve(self, run: Run, op: Control) -> Answer:
-        """The provider's word: it happened is believed, it did not happen only when nobody can still make it happen."""
-        entry = run.ledger.get(op.body["key"])
-        if entry is None:
-            raise UnknownActivity
-        if entry.state in ("SUCCEEDED", "RUNNING") or (entry.state != "UNKNOWN" and not op.body["happened"]):
-            return self._known(run, entry, op.body)
-        if op.body["happened"]:
-            entry.state, entry.response, entry.provider_ref, entry.error = "SUCCEEDED", op.payload, op.body.get("providerRef"), None
-        elif wait := self._may_still_act(entry):
-            return self._decision(entry, "unknown", wait)
-        else:
-            entry.state = "FAILED"
-        run.record("activity.resolved")
-        return self._known(run, entry, op.body)
 
     # ----------------------------------------------------------------------------------------------------- the other operations
 
@@ -588,9 +320,9 @@ class Oracle:
         if key in run.children:
             return {"child": run.children[key], "existing": True}
         if key in run.journal:
-            raise InvalidInput
+            raise errors.InvalidInput
         if any((r.namespace, r.columns["name"]) == (columns["namespace"], columns["name"]) for r in self.runs.values()):
-            raise NameTaken
+            raise errors.NameTaken
         _, child = self.create({**columns, "parent_id": run.id}, op.payload or b"null")
         run.children[key] = str(child)
         run.journal[key] = ("spawn", "succeeded", run.record("child.spawned"), None)
@@ -603,7 +335,7 @@ class Oracle:
 
     def _event(self, run: Run, op: Control) -> Answer:
         if op.body.get("expectedSeq") not in (None, len(run.log)):
-            raise ConcurrentAppend
+            raise errors.ConcurrentAppend
         return {"seq": run.record("agent." + op.body["kind"])}
 
     def _checkpoint(self, run: Run, op: Control) -> Answer:
@@ -614,12 +346,11 @@ class Oracle:
         match op.body["outcome"]:
             case "succeeded" | "cancelled" as outcome:
                 if run.cancel_requested != (outcome == "cancelled"):
-                    raise CancelRequested if run.cancel_requested else IllegalTransition
+                    raise errors.CancelRequested if run.cancel_requested else errors.IllegalTransition
                 run.result = op.payload if outcome == "succeeded" else None
                 self._move(run, Event.CANCEL if outcome == "cancelled" else Event.SUCCEED, outcome.capitalize())
             case "failed":
-                run.error_type = error or None
-                self._end(run, Event.FAIL, error or "Failed")
+                self._end(run, Event.FAIL, error or "Failed", error=error or None)
             case "retry" | "stalled" as outcome:
                 self._attempt_failed(run, error if outcome == "retry" else "Stalled")
             case "paused":
@@ -631,23 +362,14 @@ class Oracle:
         self._settle(run)
         return {"state": run.state}
 
-    def _end(self, run: Run, event: Event, reason: str) -> None:
-        """An end that a requested cancel turns into Cancelled."""
-        self._move(run, Event.CANCEL, "Cancelled") if run.cancel_requested else self._move(run, event, reason)
-
     def _attempt_failed(self, run: Run, reason: str) -> None:
         run.failures += 1
         if run.cancel_requested or run.failures > run.columns["max_retries"]:
-            run.error_type = run.error_type if run.cancel_requested else "RetriesExhausted"
-            return self._end(run, Event.FAIL, "RetriesExhausted")
-        run.runnable_at = self.now + timedelta(seconds=self.backoff(run, run.failures))
-        run.reasons.append("retry")
-        return self._move(run, Event.RETRY, reason)
-
-    def backoff(self, run: Run, n: int) -> float:
-        """L5: base * 2^(n-1), capped, times 0.5 to 1. Seconds."""
-        longest = min(run.columns["max_backoff_seconds"], run.columns["backoff_seconds"] * 2 ** min(n - 1, 30))
-        return float(longest * (0.5 + 0.5 * self.jitter(run.id, n)))
+            self._end(run, Event.FAIL, "RetriesExhausted", error="RetriesExhausted")
+        else:
+            run.runnable_at = self.now + timedelta(seconds=self.backoff(run, run.failures))
+            run.reasons.append("retry")
+            self._move(run, Event.RETRY, reason)
 
     def _expire(self, run: Run, op: Control) -> Answer:
         silent = timedelta(seconds=op.body.get("silentSeconds") or 0)
@@ -674,9 +396,10 @@ class Oracle:
                 run.reasons.append("lost")
             self._end(run, Event.LOSE, reason)
 
-    def _verb(self, run: Run, verb: str) -> Answer:
+    def _verb(self, run: Run, op: Control) -> Answer:
+        verb = op.kind
         if run.state.terminal and not (verb == "cancel" and run.state is State.CANCELLED):
-            raise RunFinished
+            raise errors.RunFinished
         if run.state.terminal:
             return {"state": run.state}
         if verb == "cancel" and not run.cancel_requested:
@@ -689,14 +412,7 @@ class Oracle:
         self._settle(run)
         return {"state": run.state}
 
-    def _cancel(self, run: Run, op: Control) -> Answer:
-        return self._verb(run, "cancel")
-
-    def _pause(self, run: Run, op: Control) -> Answer:
-        return self._verb(run, "pause")
-
-    def _resume(self, run: Run, op: Control) -> Answer:
-        return self._verb(run, "resume")
+    _cancel = _pause = _resume = _verb
 
     # ------------------------------------------------------------------------------------------------------ leases and pods
 

@@ -17,7 +17,7 @@ class Facts:
 
 
 @agent
-async def facts(run: Run, input: Facts) -> Facts:  # noqa: A002
+async def facts(run: Run, input: Facts) -> Facts:
     await run.sleep(10 * input.n)
     if input.n == 3:
         raise ValueError("three")
@@ -52,7 +52,8 @@ def test_spawn_and_join_in_one_go_beside_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "ended", "at"), [("all", ["Succeeded", "Succeeded", "Failed"], 30), ("any", ["Succeeded"], 10), ("first_failure", ["Failed"], 30)]
+    ("mode", "ended", "at"),
+    [("all", ["Succeeded", "Succeeded", "Failed"], 30), ("any", ["Succeeded"], 10), ("first_failure", ["Failed"], 30)],
 )
 def test_join_modes(mode: Any, ended: list[str], at: float) -> None:
     @agent

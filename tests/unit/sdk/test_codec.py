@@ -6,7 +6,7 @@ import math
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum
 from typing import Any
@@ -46,7 +46,7 @@ class Point(msgspec.Struct):
     y: float
 
 
-NOW = datetime(2026, 3, 1, 12, 30, tzinfo=timezone.utc)
+NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,7 @@ def test_not_a_number_does_not_become_null(value: object) -> None:
 
 def test_null_is_still_allowed() -> None:
     assert encode({"a": None, "b": "null"}) == b'{"a":null,"b":"null"}'
+    assert encode({"a": msgspec.Raw(b"null"), "b": Inner(at=NOW)})[:10] == b'{"a":null,'
 
 
 def test_too_large() -> None:
@@ -125,7 +126,9 @@ def test_an_argument_without_json_counts_by_its_type() -> None:
 
 
 def test_pydantic_is_imported_by_nobody_but_the_author() -> None:
-    code = "import perdure.sidecar, perdure, sys; perdure.agent; perdure.tool; perdure.Run; assert 'pydantic' not in sys.modules; print('ok')"
+    code = (
+        "import perdure.sidecar, perdure, sys; perdure.agent; perdure.tool; perdure.Run; assert 'pydantic' not in sys.modules; print('ok')"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "ok\n"
 
 

@@ -39,7 +39,9 @@ def opened(*stored: protocol.SliceState) -> tuple[Session, Reports]:
 
 
 def state(name: str, *chunks: object, version: int = 1, append: bool = False) -> protocol.SliceState:
-    return protocol.SliceState(name=name, version=version, append=append, chunks=[msgspec.Raw(msgspec.json.encode(chunk)) for chunk in chunks])
+    return protocol.SliceState(
+        name=name, version=version, append=append, chunks=[msgspec.Raw(msgspec.json.encode(chunk)) for chunk in chunks]
+    )
 
 
 def sent(session: Session) -> dict[str, tuple[Any, bool]]:

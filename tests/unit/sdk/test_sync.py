@@ -37,7 +37,7 @@ def test_a_synchronous_agent_reads_like_a_script() -> None:
         return str(mail.act(key, to)["id"])
 
     @agent
-    def main(run: SyncRun, input: int) -> list[Any]:  # noqa: A002
+    def main(run: SyncRun, input: int) -> list[Any]:
         first = double(input)
         run.sleep(60)
         second = run.block_on(triple(first))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -131,7 +131,7 @@ def test_any_all_and_a_timeout_as_a_branch() -> None:
         one = await run.wait(signal("a"), signal("b", Approval), timer(100))
         two = await run.wait(signal("a"), signal("a"), timer(5), mode="all")
         three = await run.wait(signal("never"), timeout=7)
-        four = await run.wait(at(datetime(2026, 1, 1, 0, 1, tzinfo=timezone.utc)))
+        four = await run.wait(at(datetime(2026, 1, 1, 0, 1, tzinfo=UTC)))
         return [
             one.first.index,
             one.first.payload.by,

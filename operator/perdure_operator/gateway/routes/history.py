@@ -9,9 +9,9 @@ from uuid import UUID
 from aiohttp import web
 
 from perdure import protocol as wire
-from perdure_operator.domain.errors import InvalidInput, Unavailable
+from perdure_operator.domain.errors import Unavailable
 from perdure_operator.domain.run import State
-from perdure_operator.gateway.http import authorize, integer, reply
+from perdure_operator.gateway.http import authorize, integer, reply, whole
 from perdure_operator.gateway.views import event_view, record
 from perdure_operator.store.store import Store
 
@@ -57,10 +57,7 @@ class History:
         await authorize(request, "get")
         start = integer(request, "from", 1, 1, 1 << 62)
         if (last := request.headers.get("Last-Event-ID")) is not None:
-            try:
-                start = int(last) + 1
-            except ValueError:
-                raise InvalidInput("Last-Event-ID must be the sequence of an event") from None
+            start = whole(last, "Last-Event-ID", 0, 1 << 62) + 1
         async with self._store.reader() as reader:
             run = await reader.find(request.match_info["ns"], request.match_info["run"])
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})

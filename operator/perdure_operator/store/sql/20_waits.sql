@@ -94,6 +94,7 @@ declare
   v_count int;
   v_cancel boolean;
   v_failed_child text;
+  v_late text;
 begin
   if perdure.terminal(r.state) then
     -- They come too late to matter. 0 says so, and that they need not be found again.
@@ -124,17 +125,20 @@ begin
     r.cancel_requested := true;
     r.cancel_due_at := perdure.cancel_due(r, p_now);
   end if;
+  v_late := case
+    when r.deadline_at <= p_now then format('deadlineSeconds (%s) have passed since the first start', r.deadline_seconds)
+    when r.active_since + (r.active_limit_ms - r.active_ms) * interval '1 millisecond' <= p_now
+      then format('activeDeadlineSeconds (%s) are used up', r.active_limit_ms / 1000.0) end;
   if r.cancel_requested then
-    if r.state <> 'Running' or r.cancel_due_at <= p_now then
-      return perdure.move(r, 'cancel', 'Cancelled', '', p_now);
+    -- Whatever ends a run that was asked to cancel, it is cancelled.
+    if r.state <> 'Running' or r.cancel_due_at <= p_now or v_late is not null or v_failed_child is not null then
+      return perdure.move(r, 'cancel', 'Cancelled', coalesce(v_late, ''), p_now);
     end if;
     perform perdure.poke(r);
   end if;
 
-  if r.deadline_at <= p_now then
-    return perdure.fail(r, 'DeadlineExceeded', format('deadlineSeconds (%s) have passed since the first start', r.deadline_seconds), p_now);
-  elsif r.active_since + (r.active_limit_ms - r.active_ms) * interval '1 millisecond' <= p_now then
-    return perdure.fail(r, 'DeadlineExceeded', format('activeDeadlineSeconds (%s) are used up', r.active_limit_ms / 1000.0), p_now);
+  if v_late is not null then
+    return perdure.fail(r, 'DeadlineExceeded', v_late, p_now);
   elsif v_failed_child is not null then
     return perdure.fail(r, 'ChildFailed', format('child %s did not succeed and its policy is fail_parent', v_failed_child), p_now);
   end if;

@@ -11,7 +11,8 @@ create or replace function perdure.admits(r perdure.runs, p_now timestamptz) ret
     when r.runnable_at > p_now then 'BackOff'
     when p.pool is null then 'PoolNotFound'
     when p.max_running <= (select count(*) from perdure.leases l join perdure.runs x using (run_id) where x.pool = r.pool) then 'PoolLimit'
-    when t.max_running <= (select count(*) from perdure.runs x where x.namespace = r.namespace and x.state = 'Running') then 'TenantLimit'
+    when t.max_running <= (select count(*) from perdure.runs x where x.namespace = r.namespace and x.state = 'Running'
+                             and x.run_id <> r.run_id) then 'TenantLimit'
   end
   from (select r.pool as pool_name) q left join perdure.pools p on p.pool = q.pool_name
   left join perdure.tenants t on t.namespace = r.namespace

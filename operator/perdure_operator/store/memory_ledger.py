@@ -1,0 +1,126 @@
+"""The oracle's rules of effects: the ledger (E1-E5). Part of memory.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from perdure_operator.domain.errors import UnknownActivity
+from perdure_operator.store.memory_records import Answer, LedgerEntry, Run
+from perdure_operator.store.operations import Control
+
+
+class LedgerRules:
+    """``jitter`` gives the random part of the n-th backoff of a run, 0 to 1; ``terminated`` are the pods that were seen terminated."""
+
+    def __init__(self, now: datetime, jitter: Callable[[UUID, int], float]) -> None:
+        self.now = now
+        self.jitter = jitter
+        self.terminated: set[UUID] = set()
+
+    def backoff(self, run: Run, n: int) -> float:
+        """L5: base * 2^(n-1), capped, times 0.5 to 1. Seconds."""
+        longest = min(run.columns["max_backoff_seconds"], run.columns["backoff_seconds"] * 2 ** min(n - 1, 30))
+        return float(longest * (0.5 + 0.5 * self.jitter(run.id, n)))
+
+    def _grant_execution(self, run: Run, entry: LedgerEntry, body: dict[str, Any], after: float) -> None:
+        """A new token. The executor can act from ``after`` on until the tool's timeout and the lease have passed."""
+        entry.past_tokens.add(entry.token)
+        entry.token, entry.state, entry.attempts = str(body["token"]), "RUNNING", entry.attempts + 1
+        entry.holder, entry.executor_ended, entry.error = run.holder, False, None
+        entry.safe_at = self.now + timedelta(seconds=after + body["timeoutSeconds"] + body["leaseSeconds"])
+        run.record("activity.started")
+
+    def _decision(self, entry: LedgerEntry, decision: str, after: float = 0.0, policy: str | None = None) -> Answer:
+        token = entry.token if decision in ("execute", "retry") else None
+        response = entry.response if decision == "receipt" else None
+        return {
+            "decision": decision, "key": entry.key, "attempt": entry.attempts, "effect": entry.effect, "token": token,
+            "policy": policy or entry.policy, "retryAfterSeconds": round(max(after, 0.0), 3), "response": response,
+            "providerRef": entry.provider_ref, "error": entry.error,
+        }  # fmt: skip
+
+    def _activity_begin(self, run: Run, op: Control) -> Answer:
+        body = op.body
+        entry = run.ledger.get(body["key"])
+        if entry is None:
+            safe_at = self.now + timedelta(seconds=body["timeoutSeconds"] + body["leaseSeconds"])
+            entry = LedgerEntry(body["key"], body["effect"], body["policy"], body["fingerprint"], str(body["token"]), safe_at, run.holder)
+            run.ledger[entry.key] = entry
+            run.record("activity.started")
+            return self._decision(entry, "execute")
+        if entry.fingerprint != body["fingerprint"] and not body.get("scopeIsIdentity"):
+            return self._decision(entry, "conflict")
+        if entry.state == "UNKNOWN":
+            wait = self._may_still_act(entry)
+            if body["policy"] in ("query", "ask", "fail") or wait > 0:
+                asked = body["policy"] in ("query", "ask", "fail")
+                return self._decision(entry, "unknown", 0.0 if asked else wait, body["policy"])
+            entry.policy = body["policy"]
+            self._grant_execution(run, entry, body, 0.0)
+            return self._decision(entry, "execute")
+        return self._known(run, entry, body)
+
+    def _known(self, run: Run, entry: LedgerEntry, body: dict[str, Any]) -> Answer:
+        """An entry that is not UNKNOWN. FAILED is proven not executed: again, up to the limit, after a backoff."""
+        if entry.state == "SUCCEEDED":
+            return self._decision(entry, "receipt")
+        if entry.state == "RUNNING":
+            return self._decision(entry, "busy", 0.2)
+        limit = body.get("maxRetries")
+        if entry.attempts > (run.columns["max_tool_retries"] if limit is None else limit):
+            return self._decision(entry, "failed")
+        after = self.backoff(run, entry.attempts)
+        self._grant_execution(run, entry, body, after)
+        return self._decision(entry, "retry", after)
+
+    def _may_still_act(self, entry: LedgerEntry) -> float:
+        """Seconds until a second execution of an UNKNOWN effect can be excluded by time; 0 when nothing forbids it (E5)."""
+        if entry.effect != "external" or entry.executor_ended or entry.holder in self.terminated:
+            return 0.0
+        return max(0.0, (entry.safe_at - self.now).total_seconds())
+
+    def _activity_end(self, run: Run, op: Control) -> Answer:
+        """A receipt. Success is believed from whoever was granted the call; any other word only from the one who has it now."""
+        body = op.body
+        entry, token, state = run.ledger.get(body["key"]), str(body["token"]), body["state"].upper()
+        if entry is None or token not in {entry.token, *entry.past_tokens}:
+            raise UnknownActivity
+        fenced, current, ended = op.fence is not None and op.fence == run.fence, token == entry.token, not run.state.terminal
+        evidence = not (fenced and current and entry.state == "RUNNING")
+        if state == "CANCELLED" and entry.effect in ("external", "memory"):
+            state = "UNKNOWN"  # E1: to have been cancelled proves nothing
+        if state == "SUCCEEDED":
+            accepted, twice = entry.state != "SUCCEEDED", not current and entry.state in ("RUNNING", "SUCCEEDED")
+        else:
+            accepted = current and (entry.state == "RUNNING" or (entry.state == "UNKNOWN" and (state != "UNKNOWN" or fenced)))
+            twice = False
+        if accepted:
+            entry.past_tokens.add(entry.token)
+            entry.token, entry.state = token, state
+            entry.response = op.payload if state == "SUCCEEDED" else None
+            entry.provider_ref, entry.error = body.get("providerRef"), body.get("error")
+            entry.executor_ended |= current
+            if ended:
+                run.record("activity.evidence" if evidence else f"activity.{state.lower()}")
+        if twice and ended:
+            run.record("activity.duplicate_effect")
+        return {"state": entry.state, "seq": len(run.log), "evidence": evidence}
+
+    def _activity_resolve(self, run: Run, op: Control) -> Answer:
+        """The provider's word: it happened is believed, it did not happen only when nobody can still make it happen."""
+        entry = run.ledger.get(op.body["key"])
+        if entry is None:
+            raise UnknownActivity
+        if entry.state in ("SUCCEEDED", "RUNNING") or (entry.state != "UNKNOWN" and not op.body["happened"]):
+            return self._known(run, entry, op.body)
+        if op.body["happened"]:
+            entry.state, entry.response, entry.provider_ref, entry.error = "SUCCEEDED", op.payload, op.body.get("providerRef"), None
+        elif wait := self._may_still_act(entry):
+            return self._decision(entry, "unknown", wait)
+        else:
+            entry.state = "FAILED"
+        run.record("activity.resolved")
+        return self._known(run, entry, op.body)
