@@ -128,7 +128,7 @@ async def swallower(run: Run, order: Order) -> dict[str, Any]:
 async def hangs(run: Run) -> None:
     await note(run, "about to hang", 1)
     while True:
-        time.sleep(0.1)
+        time.sleep(0.1)  # noqa: ASYNC251
 
 
 @agent
@@ -147,7 +147,7 @@ async def deaf(run: Run, order: Order) -> str:
 async def litterer(run: Run, order: Order) -> dict[str, Any]:
     """Leaves a process behind that has detached itself as well as it can; gives its pid."""
     script = "import os,sys,time\nif os.fork(): os._exit(0)\nos.setsid()\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True) as started:
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True) as started:  # noqa: ASYNC220
         assert started.stdout is not None
         left = int(started.stdout.readline())
     return {"left": left, "pid": os.getpid(), "parent": os.getppid(), "tmp": tempfile.gettempdir()}

@@ -19,7 +19,8 @@ create function chaos.hold() returns trigger language plpgsql as $$
 declare
   v_lock bigint;
 begin
-  select p.lock into v_lock from chaos.points p join perdure.runs r on r.run_id = new.run_id left join perdure.runs q on q.run_id = r.parent_id
+  select p.lock into v_lock
+  from chaos.points p join perdure.runs r on r.run_id = new.run_id left join perdure.runs q on q.run_id = r.parent_id
   where p.seq = new.seq and p.name = coalesce(q.name, r.name) and p.child = (q.run_id is not null);
   if found then
     perform pg_advisory_xact_lock_shared(v_lock);

@@ -1,7 +1,7 @@
 """Crashes at the commit points of a run: where they can be, how one is made, and what must hold afterwards.
 
-A *point* is a commit of the run, or of its child, found in the log of a run that nobody disturbed. At a point a *victim* is killed in one of
-three *phases*:
+A *point* is a commit of the run, or of its child, found in the log of a run that nobody disturbed. At a point a *victim* is killed in
+one of three *phases*:
 
     before      the transaction stands still just before its commit; when the victim is dead it commits, or is rolled back
     unanswered  committed while its gateway stands still, so nobody has heard of it
@@ -11,6 +11,7 @@ three *phases*:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from uuid import UUID
 
 import psutil
 from tests.chaos.breakpoints import Breakpoint, Holder
-from tests.chaos.stack import PATIENCE, Stack
+from tests.chaos.stack import PATIENCE, Stack, seen
 
 from perdure_operator.domain.errors import Unavailable
 from perdure_operator.local.processes import WorkerPod
@@ -71,7 +72,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class End:
-    """What a run leaves behind; of an undisturbed one, what every other must."""
+    """What a run leaves behind; of an undisturbed one, what every other must. ``once``: how often there is each event that does not
+    depend on the crash."""
 
     state: str
     result: Any
@@ -91,9 +93,7 @@ async def voyage(stack: Stack, name: str, pool: str) -> str:
         "select 1 from perdure.waits w join perdure.runs r using (run_id)"
         " where r.run_id = $1 and w.name = 'go' and w.state = 'open' and r.state = 'Suspended'"
     )
-    while not await stack.sql(waits, UUID(run)):
-        assert not await stack.sql("select 1 from perdure.runs where run_id = $1 and state in ('Failed', 'Cancelled')", UUID(run))
-        await asyncio.sleep(0.02)
+    await seen(lambda: stack.sql(waits, UUID(run)), every=0.02)
     await stack.call("POST", f"/runs/{run}/signals/go", "west", key=f"{name}-go")
     await stack.until(run)
     return run
@@ -104,15 +104,21 @@ async def end_of(stack: Stack, run: str, name: str) -> End:
     slices = await _slices(stack, UUID(run))
     events = await stack.sql(
         "select kind, coalesce(data ->> 'key', data ->> 'type', data ->> 'id') as key, count(*) as n from perdure.events"
-        " where run_id = $1 and kind = any ($2) group by 1, 2",
+        " where run_id = $1 and (kind = any ($2) or kind like 'agent.%') group by 1, 2",
         UUID(run), ["step.succeeded", "child.spawned", "child.done", "signal.received", "wait.opened", "wait.satisfied", "run.succeeded",
-                    "activity.duplicate_effect", "run.created"],
+                    "activity.duplicate_effect", "checkpoint.saved", "run.created"],
     )  # fmt: skip
     children = await stack.sql("select state from perdure.runs where parent_id = $1", UUID(run))
     return End(
         view.state, view.result, {part.name: [bytes(chunk) for chunk in part.chunks] for part in slices}, stack.sink.parts(name),
         [child["state"] for child in children], sorted((event["kind"], event["n"]) for event in events),
     )  # fmt: skip
+
+
+async def failures_of(stack: Stack, run: str) -> int:
+    """Attempts of the run and of its child that count as failed. No fault but one of the agent makes any."""
+    query = "select coalesce(sum(failures), 0) as n from perdure.runs where run_id = $1 or parent_id = $1"
+    return int((await stack.sql(query, UUID(run)))[0]["n"])
 
 
 async def _slices(stack: Stack, run: UUID) -> list[SliceRow]:
@@ -128,7 +134,8 @@ async def points_of(stack: Stack, run: str) -> list[Point]:
     found: list[Point] = []
     for child, condition in ((False, "run_id = $1"), (True, "parent_id = $1")):
         rows = await stack.sql(
-            f"select e.seq, e.kind, e.xmin::text as tx from perdure.events e join perdure.runs r using (run_id) where r.{condition} order by seq",
+            f"select e.seq, e.kind, e.xmin::text as tx from perdure.events e join perdure.runs r using (run_id)"
+            f" where r.{condition} order by seq",
             UUID(run),
         )
         leased = False
@@ -196,8 +203,7 @@ async def _strike(stack: Stack, name: str, what: Crash, pause: Breakpoint, journ
         gateway.freeze()
         try:
             pause.release()
-            while not await _committed(stack, name, what.point):
-                await asyncio.sleep(0.002)
+            await seen(lambda: _committed(stack, name, what.point), every=0.002)
             if what.victim in ("agent", "sidecar"):
                 return await _kill(stack, name, what, holder)
             if what.victim == "postgres":
@@ -231,7 +237,8 @@ async def _kill(stack: Stack, name: str, what: Crash, holder: Holder | None, pau
                 await gateway.kill()
                 if holder is not None and pause is not None and not what.commits:
                     await pause.abort(holder)
-                pause and pause.release()
+                if pause is not None:
+                    pause.release()
                 await gateway.start()
     return Verdict.STRUCK
 
@@ -248,9 +255,17 @@ async def kill_part(pod: WorkerPod, part: str) -> Verdict:
         found.kill()
     except psutil.NoSuchProcess:
         return Verdict.GONE
-    while found.is_running() and found.status() != psutil.STATUS_ZOMBIE:
-        await asyncio.sleep(0.001)
+    await ended(found)
     return Verdict.STRUCK
+
+
+async def ended(process: psutil.Process) -> None:
+    async def look() -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        return True
+
+    await seen(look, every=0.002)
 
 
 async def _held(stack: Stack, name: str, point: Point, pause: Breakpoint, journey: asyncio.Task[str]) -> Holder | None:

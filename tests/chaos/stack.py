@@ -12,10 +12,10 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import aiohttp
@@ -38,10 +38,21 @@ from perdure_operator.store.errors import translated
 from perdure_operator.store.migrate import migrate
 from perdure_operator.store.store import Store
 
+T = TypeVar("T")
+
 LEASE_SECONDS = 2.0
 PATIENCE = 60.0
 AGENTS = Path(__file__).with_name("agents.py")
 RETRY = {"maxRetries": 5, "backoffSeconds": 0, "maxLosses": 10}
+
+
+async def seen(look: Callable[[], Awaitable[T]], *, every: float = 0.01) -> T:
+    """The first true value that there is to see. Looks for as long as a test is patient."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            if found := await look():
+                return found
+            await asyncio.sleep(every)
 
 
 class Stack:
@@ -113,21 +124,16 @@ class Stack:
         assert found is None or isinstance(found, WorkerPod)
         return found
 
-    async def holder(self, name: str, *, child: bool = False, epoch: int = 0) -> WorkerPod:
-        """Waits for a pod to hold the run (at this epoch or a later one)."""
-        while True:
-            pod_id = await self.holder_id(name, child=child, epoch=epoch)
-            if pod_id is not None and (pod := self.pod(pod_id)) is not None:
-                return pod
-            await asyncio.sleep(0.01)
+    async def holder(self, name: str) -> WorkerPod:
+        """Waits for a pod to hold the run."""
 
-    async def holder_id(self, name: str, *, child: bool = False, epoch: int = 0) -> UUID | None:
-        rows = await self.sql(
-            "select l.holder from perdure.leases l join perdure.runs r using (run_id) left join perdure.runs q on q.run_id = r.parent_id"
-            " where coalesce(q.name, r.name) = $1 and (q.run_id is not null) = $2 and l.epoch >= $3",
-            name, child, epoch,
-        )  # fmt: skip
-        return rows[0][0] if rows else None
+        async def look() -> WorkerPod | None:
+            rows = await self.sql("select l.holder from perdure.leases l join perdure.runs r using (run_id) where r.name = $1", name)
+            return self.pod(rows[0]["holder"]) if rows else None
+
+        pod = await seen(look)
+        assert pod is not None
+        return pod
 
     # ------------------------------------------------------------------------------------------------ a person
 
@@ -158,16 +164,13 @@ class Stack:
 
     async def until(self, run: str, *states: str) -> View:
         wanted = states or ("Succeeded", "Failed", "Cancelled")
-        async with asyncio.timeout(PATIENCE):
-            while not await self.sql("select 1 from perdure.runs where run_id = $1 and state = any ($2)", UUID(run), list(wanted)):
-                await asyncio.sleep(0.02)
+        await seen(lambda: self.sql("select 1 from perdure.runs where run_id = $1 and state = any ($2)", UUID(run), list(wanted)))
         return await self.view(run)
 
     async def event(self, run: str, kind: str, count: int = 1) -> None:
         """Waits for the run's ``count``-th event of this kind."""
-        async with asyncio.timeout(PATIENCE):
-            while (await self.sql("select count(*) from perdure.events where run_id = $1 and kind = $2", UUID(run), kind))[0][0] < count:
-                await asyncio.sleep(0.01)
+        query = "select 1 from perdure.events where run_id = $1 and kind = $2 offset $3 limit 1"
+        await seen(lambda: self.sql(query, UUID(run), kind, count - 1))
 
     # ------------------------------------------------------------------------------------------------ the database
 

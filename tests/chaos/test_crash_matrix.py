@@ -13,7 +13,7 @@ import time
 from collections import Counter
 
 import pytest
-from tests.chaos.matrix import PARTS, Crash, End, Verdict, crash, crashes, end_of, points_of, voyage
+from tests.chaos.matrix import PARTS, Crash, End, Verdict, crash, crashes, end_of, failures_of, points_of, voyage
 from tests.chaos.stack import Stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -66,10 +66,12 @@ async def _run(chaos: Stack, plan: list[Crash], expected: End) -> tuple[Counter[
                 try:
                     verdict, run = await crash(chaos, name, what)
                     found = await end_of(chaos, run, name)
-                except AssertionError as error:
-                    failures.append(str(error))
+                except (AssertionError, TimeoutError) as error:
+                    failures.append(f"{name}: {what}: {error!r}")
                     return
                 print(f"{time.monotonic() - began:6.1f} s  {verdict:6} in {time.monotonic() - since:4.1f} s  {name}: {what}", flush=True)
+                if what.victim != "agent" and (failed := await failures_of(chaos, run)):
+                    failures.append(f"{name}: {what}: {verdict}: {failed} attempts failed")
                 if found != expected:
                     failures.append(f"{name}: {what}: {verdict}\n  found    {found}\n  expected {expected}")
                 if verdict is not Verdict.MISSED:

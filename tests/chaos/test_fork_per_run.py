@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from uuid import UUID
 
 import psutil
 import pytest
-from tests.chaos.matrix import PARTS, kill_part, voyage
-from tests.chaos.stack import PATIENCE, Stack
+from tests.chaos.matrix import PARTS, ended, kill_part, voyage
+from tests.chaos.stack import Stack, seen
 from tests.chaos.test_frozen_worker import at_the_sink
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -25,9 +24,7 @@ async def pods_of(chaos: Stack, *runs: str) -> list[str]:
 
 
 async def idle_again(chaos: Stack, pod: str) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not await chaos.sql("select 1 from perdure.pods where pod_id = $1 and state = 'idle'", UUID(pod)):
-            await asyncio.sleep(0.01)
+    await seen(lambda: chaos.sql("select 1 from perdure.pods where pod_id = $1 and state = 'idle'", UUID(pod)))
 
 
 async def test_suspended_and_woken_on_the_same_warm_pod(chaos: Stack) -> None:
@@ -43,7 +40,7 @@ async def test_suspended_and_woken_on_the_same_warm_pod(chaos: Stack) -> None:
 
 
 async def test_what_a_run_leaves_behind_is_ended_before_the_next(chaos: Stack) -> None:
-    await chaos.pool("litterer", warm=1, fork=True)
+    await chaos.pool("litterer", warm=1, most=1, fork=True)
     views = []
     for n in range(3):
         run = await chaos.create(f"litter-{n}", "litterer", {"what": "litter"})
@@ -52,7 +49,7 @@ async def test_what_a_run_leaves_behind_is_ended_before_the_next(chaos: Stack) -
         await idle_again(chaos, pod)
         left = views[-1].result["left"]
         assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
-        assert not Path(views[-1].result["tmp"]).exists()
+        assert not Path(views[-1].result["tmp"]).exists()  # noqa: ASYNC240
     assert len({view.result["parent"] for view in views}) == 1
     assert len({view.result["pid"] for view in views}) == 3
 
@@ -85,6 +82,4 @@ async def test_a_killed_half_of_the_pod_takes_nothing_along(chaos: Stack, part: 
     assert view.state == "Succeeded"
     assert len(set(await pods_of(chaos, run))) == 2
     await pod.wait()
-    async with asyncio.timeout(PATIENCE):
-        while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
-            await asyncio.sleep(0.01)
+    await ended(child)

@@ -1,4 +1,4 @@
-"""The session against a model: whatever is changed, committed, refused and rolled back, the store has what the agent saw at the last commit."""
+"""The session against a model: whatever is changed, committed, refused, rolled back, the store has what was seen at the last commit."""
 
 from __future__ import annotations
 

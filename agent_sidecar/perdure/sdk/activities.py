@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
+import logging
 from collections.abc import Callable
 from typing import Any, Final, Generic, Literal, TypeVar, cast
 from uuid import uuid4
@@ -26,6 +28,7 @@ from perdure.sdk.tool_options import Receipt, ToolOptions
 R = TypeVar("R")
 _BUSY_PAUSES: Final = (0.05, 5.0)
 _HARMLESS: Final = ("local", "read_only")
+_log = logging.getLogger("perdure")
 
 
 class PersonAnswer(msgspec.Struct, rename="camel"):
@@ -189,11 +192,30 @@ class ToolCall(Generic[R]):
         self._execution.background(self._close(late))
 
     async def _close(self, end: ActivityEnd) -> None:
-        """Every token is closed, after a lost lease too: then the receipt is evidence."""
+        """Every token is closed, after a lost lease too: then the receipt is evidence. What cannot be stored with it is left out, slices
+        first, and a response that was left out is raised as Refused: that the effect happened is recorded all the same."""
         if not self._execution.over:
-            end.slices = self._execution.session.take()
-        with self._here.strand.busy():
-            await self._execution.call(end, protocol.ActivityRecorded, receipt=True)
+            try:
+                end.slices = self._execution.session.take()
+            except errors.PerdureError as error:
+                _log.warning("the receipt of tool %s goes without the session: %s", self._options.name, error)
+        refusal = await self._sent(end)
+        if refusal is not None and end.slices:
+            end.slices = []
+            refusal = await self._sent(end)
+        if refusal is not None and end.state == "succeeded":
+            end.response = protocol.NULL
+            await self._sent(end)
+        if refusal is not None and not self._execution.over:
+            raise refusal
+
+    async def _sent(self, end: ActivityEnd) -> errors.Refused | None:
+        try:
+            with self._here.strand.busy():
+                await self._execution.call(end, protocol.ActivityRecorded, receipt=True)
+        except errors.Refused as refusal:
+            return refusal
+        return None
 
     def _proven(self, error: BaseException, decision: ActivityDecision) -> Literal["failed", "unknown", "cancelled"]:
         if isinstance(error, (errors.NotExecuted, *self._options.not_executed, *self._options.rejected)):
@@ -247,7 +269,7 @@ class ToolCall(Generic[R]):
     async def _ask(self, decision: ActivityDecision) -> ActivityDecision:
         """Suspends until a person answers by a signal, which names the execution it is about: a second doubt needs a second answer."""
         signal = f"effect:{decision.key}:{decision.attempt}"
-        for count in range(1_000_000):
+        for count in itertools.count():
             claim = self._execution.root.claim("wait", "effect", f"{decision.key}.{decision.attempt}.{count}")
             if claim.key not in self._execution.journal:
                 self._execution.notice("EffectUnknown", {"tool": self._options.name, "key": decision.key, "signal": signal})

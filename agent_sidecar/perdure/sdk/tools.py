@@ -21,6 +21,7 @@ from perdure.sdk.durations import Duration, in_seconds
 from perdure.sdk.errors import InvalidDeclaration, NotEncodable, PerdureError
 from perdure.sdk.here import HERE, Here
 from perdure.sdk.identity import Scope
+from perdure.sdk.run import RunFacts
 from perdure.sdk.signature import Signature, checked_name
 from perdure.sdk.tool_options import EffectClass, Receipt, ToolOptions, UnknownPolicy
 
@@ -108,7 +109,9 @@ class Tool(Durable[P, C, R]):
         return {**kwargs, parameter: key}
 
     def _sendable(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in arguments.items() if name not in self._options.ignore or _has_json(value)}
+        """Without the run, which is no argument of the effect, and without ignored ones that have no JSON form."""
+        given = {name: value for name, value in arguments.items() if not isinstance(value, RunFacts)}
+        return {name: value for name, value in given.items() if name not in self._options.ignore or _has_json(value)}
 
 
 def _has_json(value: object) -> bool:

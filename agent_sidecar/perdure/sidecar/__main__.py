@@ -67,6 +67,8 @@ async def serve(settings: Settings) -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         server.close()
+        if receipts is not None:
+            receipts.close()
 
 
 async def listen(settings: Settings, server: HttpServer) -> list[asyncio.Server]:

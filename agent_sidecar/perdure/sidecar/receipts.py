@@ -101,6 +101,9 @@ class Receipts:
                 self._flushed = upto
         return Record(sequence, payload)
 
+    def close(self) -> None:
+        self._spool.close()
+
     def answered(self, submit: Submit, record: Record, outcome: Outcome) -> None:
         """The gateway has spoken: done with, unless it was a refusal that may pass."""
         if isinstance(outcome, Answer) or not outcome.problem.retryable:

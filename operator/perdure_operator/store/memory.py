@@ -19,18 +19,11 @@ from perdure_operator.domain.lease import Weight, weight
 from perdure_operator.domain.run import Effect, Event, State
 from perdure_operator.domain.transitions import transition
 from perdure_operator.store.memory_ledger import LedgerRules
-from perdure_operator.store.memory_records import Answer, Condition, Fired, Pod, Run, Wait, Wakeup
+from perdure_operator.store.memory_records import APPLIED, LOGGED, Answer, Condition, Fired, Pod, Run, Wait, Wakeup
 from perdure_operator.store.operations import Control, Fence, JournalStep, Outcome
 
 LAST_WORDS = timedelta(seconds=5)
 STARVING = timedelta(seconds=60)
-
-_LOGGED = {
-    Event.LEASE: "run.leased", Event.SUSPEND: "run.suspended", Event.WAKE: "run.woken", Event.LOSE: "run.lost",
-    Event.RETRY: "run.retrying", Event.YIELD: "run.yielded", Event.PAUSE: "run.paused",
-    Event.SUCCEED: "run.succeeded", Event.FAIL: "run.failed", Event.CANCEL: "run.cancelled",
-}  # fmt: skip
-_APPLIED = {"child_done": "child.done", "cancel": "run.cancel_requested"}
 
 
 class Oracle(LedgerRules):
@@ -55,8 +48,7 @@ class Oracle(LedgerRules):
             raise errors.NameTaken
         run = Run(columns, input_json, self.now)
         self.runs[run.id] = run
-        if run.spec_paused:
-            self._settle(run)
+        self._settle(run)
         return "ok", run.id
 
     def journal(self, step: JournalStep) -> Outcome:
@@ -127,7 +119,7 @@ class Oracle(LedgerRules):
         run.state, run.reason = move.state, reason
         for effect in move.effects:
             self._effect(run, effect, pod)
-        run.record(_LOGGED[event])
+        run.record(LOGGED[event])
 
     def _effect(self, run: Run, effect: Effect, pod: UUID | None) -> None:
         match effect:
@@ -139,10 +131,7 @@ class Oracle(LedgerRules):
             case Effect.REVOKE:
                 run.epoch += 1
             case Effect.RELEASE:
-                held = self.pods.get(run.holder) if run.holder else None
-                if held and held.run == run.id:
-                    held.run, held.state = None, "leased" if held.reuse else "retiring"
-                run.holder = None
+                self._released(run)
             case Effect.ORPHAN:
                 for entry in run.ledger.values():
                     if entry.state == "RUNNING":
@@ -160,6 +149,12 @@ class Oracle(LedgerRules):
             case Effect.FINISH:
                 self._finished(run)
 
+    def _released(self, run: Run) -> None:
+        run.holder = None
+        for pod in self.pods.values():
+            if pod.run == run.id:
+                pod.run, pod.state = None, "leased" if pod.reuse else "retiring"
+
     def _finished(self, run: Run) -> None:
         run.reasons, run.wake_due = [], False
         for wait in run.waits.values():
@@ -176,7 +171,7 @@ class Oracle(LedgerRules):
         """Does the strongest thing that is due: cancel > deadline > pause > wake (L1). A requested cancel names every end a cancel."""
         fresh = sorted((w for w in run.wakeups if w.seq is None), key=lambda w: (w.at, w.kind, w.source))
         for wakeup in fresh:
-            wakeup.seq = 0 if run.state.terminal else run.record(_APPLIED[wakeup.kind])
+            wakeup.seq = 0 if run.state.terminal else run.record(APPLIED[wakeup.kind])
         if run.state.terminal:
             return {}
         if any(w.kind == "cancel" for w in fresh):
@@ -215,10 +210,8 @@ class Oracle(LedgerRules):
         """The conditions that hold now. A signal counts for one condition; a child's end can be joined again and again."""
         met, taken = [], set()
         for index, condition in enumerate(wait.on):
-            if condition.kind == "timer":
-                if condition.at is not None and condition.at <= self.now:
-                    met.append(Fired(index, "timer", condition.at, (self.now - condition.at).total_seconds()))
-                continue
+            if condition.at is not None and condition.at <= self.now:
+                met.append(Fired(index, "timer", condition.at, (self.now - condition.at).total_seconds()))
             for wakeup in run.wakeups:
                 free = wakeup.bound is None and wakeup.source not in taken and wakeup.name == condition.name
                 fits = free if condition.kind == "signal" else wakeup.source == condition.name
@@ -313,8 +306,6 @@ class Oracle(LedgerRules):
         self._settle(run)
         return {"seq": seq, "duplicate": False, "state": run.state}
 
-    # ----------------------------------------------------------------------------------------------------- the other operations
-
     def _spawn(self, run: Run, op: Control) -> Answer:
         key, columns = op.body["key"], op.body["run"]
         if key in run.children:
@@ -398,10 +389,10 @@ class Oracle(LedgerRules):
 
     def _verb(self, run: Run, op: Control) -> Answer:
         verb = op.kind
-        if run.state.terminal and not (verb == "cancel" and run.state is State.CANCELLED):
-            raise errors.RunFinished
         if run.state.terminal:
-            return {"state": run.state}
+            if verb == "cancel" and run.state is State.CANCELLED:
+                return {"state": run.state}
+            raise errors.RunFinished
         if verb == "cancel" and not run.cancel_requested:
             self._request_cancel(run)
             run.record("run.cancel_requested")
@@ -429,9 +420,8 @@ class Oracle(LedgerRules):
             and (tenant_limit is None or sum(r.namespace == run.namespace for r in running) < tenant_limit)
         )
 
-    def next_of(self, pool: str) -> Run | None:
-        """Who gets the next pod: a tenant that has waited a minute and has none here, else the one with the least running for its
-        weight; inside a tenant the first by rank."""
+    def _next_of(self, pool: str) -> Run | None:
+        """L4: first a tenant that starves here, then the one with the least running for its weight; inside a tenant by rank."""
         waiting = sorted((r for r in self.runs.values() if r.pool == pool and self.admits(r)), key=lambda r: r.rank)
         heads = {run.namespace: run for run in reversed(waiting)}
 
@@ -443,7 +433,7 @@ class Oracle(LedgerRules):
 
         return min(heads.values(), key=urgency, default=None)
 
-    def lease(self, run: Run, pod: UUID, gateway: str) -> None:
+    def _lease(self, run: Run, pod: UUID) -> None:
         self.pods[pod].state, self.pods[pod].run = "leased", run.id
         self._move(run, Event.LEASE, "Leased", pod=pod)
 
@@ -457,16 +447,15 @@ class Oracle(LedgerRules):
         queued = (r for r in self.runs.values() if r.pool == run.pool and r.state is State.PENDING and r.runnable_at <= self.now)
         if run.state is not State.PENDING or not pods or not self.admits(run) or any(r is not run for r in queued):
             return None
-        self.lease(run, pods[0], gateway)
+        self._lease(run, pods[0])
         return pods[0]
 
     def dispatch(self, gateway: str, pod: UUID) -> Run | None:
         """The run that this pod gets."""
-        if not self._idle([pod], self.pods[pod].pool, gateway):
-            return None
-        run = self.next_of(self.pods[pod].pool)
+        pool = self.pods[pod].pool
+        run = self._next_of(pool) if self._idle([pod], pool, gateway) else None
         if run is not None:
-            self.lease(run, pod, gateway)
+            self._lease(run, pod)
         return run
 
     def hello(self, pod: UUID, pool: str, gateway: str, *, reuse: bool, believes: tuple[UUID, int] | None) -> tuple[str, UUID | None]:
@@ -504,6 +493,5 @@ class Oracle(LedgerRules):
     def beat(self, run: UUID, epoch: int, pod: UUID) -> bool:
         """False: the lease is over."""
         alive = self.runs[run].fence == Fence(epoch, pod)
-        if alive:
-            self.runs[run].beat_at = self.now
+        self.runs[run].beat_at = self.now if alive else self.runs[run].beat_at
         return alive

@@ -7,11 +7,18 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from perdure_operator.domain.run import State
+from perdure_operator.domain.run import Event, State
 from perdure_operator.store.operations import Fence, SliceWrite
 
 Answer = dict[str, Any]
 SECONDS_PER_PRIORITY = 60
+
+LOGGED = {
+    Event.LEASE: "run.leased", Event.SUSPEND: "run.suspended", Event.WAKE: "run.woken", Event.LOSE: "run.lost",
+    Event.RETRY: "run.retrying", Event.YIELD: "run.yielded", Event.PAUSE: "run.paused",
+    Event.SUCCEED: "run.succeeded", Event.FAIL: "run.failed", Event.CANCEL: "run.cancelled",
+}  # fmt: skip
+APPLIED = {"child_done": "child.done", "cancel": "run.cancel_requested"}
 
 
 @dataclass(frozen=True)

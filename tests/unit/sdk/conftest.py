@@ -18,8 +18,12 @@ from perdure.testing.record import RunRecord
 class Exits(list[int]):
     """Instead of ending the process."""
 
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+
     def leave(self, code: int) -> None:
         self.append(code)
+        self.left.set()
 
 
 class Direct:

@@ -47,9 +47,14 @@ def test_two_unnamed_in_flight_are_refused_and_the_error_says_key() -> None:
 
 def test_named_ones_may_be_in_flight_but_each_key_once() -> None:
     root = Scope()
-    with root.claim("step", "a", "1").in_flight(), root.claim("step", "a", "2").in_flight(), root.claim("step", "a").in_flight():
-        with pytest.raises(ConcurrentUnnamed), root.claim("step", "a", "1").in_flight():
-            pass
+    with (
+        root.claim("step", "a", "1").in_flight(),
+        root.claim("step", "a", "2").in_flight(),
+        root.claim("step", "a").in_flight(),
+        pytest.raises(ConcurrentUnnamed),
+        root.claim("step", "a", "1").in_flight(),
+    ):
+        pass
 
 
 def test_counts_leave_out_what_is_in_flight() -> None:

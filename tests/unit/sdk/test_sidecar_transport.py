@@ -57,9 +57,9 @@ class Attempt:
         await transport.open()
         context = await transport.context()
         task = asyncio.create_task(self._main.attempt(context, transport, self.exits, observe=self._observe))
+        task.add_done_callback(lambda _: self.exits.left.set())
         async with asyncio.timeout(PATIENCE):
-            while not task.done() and not self.exits:
-                await asyncio.sleep(0.001)
+            await self.exits.left.wait()
         code = self.exits[0] if self.exits else task.result()
         await transport.close()
         if not task.done():
@@ -270,21 +270,14 @@ async def test_the_receipt_of_a_tool_at_work_gets_out_after_the_lease_is_lost(tm
             await sidecar.push({"lost": "superseded"})
         else:
             doing.execution.abandon(TERMINATED)
-        await sidecar.until(lambda: doing.execution.over)
+        await doing.execution._stop.wait()
         acted.set()
         return "sent"
 
     @agent
     async def main(run: Run) -> None:
-        async def poll() -> None:
-            while not doing.execution.over:
-                await asyncio.sleep(0.001)
-            await sidecar.changed()
-
-        watch = asyncio.create_task(poll())
         await send()
         ran.append("after the tool")
-        await watch
 
     async with fake_sidecar(tmp_path) as sidecar:
         record = Simulation(main).record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,7 +196,7 @@ def test_retries_with_backoff() -> None:
 
     sim = Simulation(main).run()
     assert sim.result == "done"
-    pauses = [later - earlier for earlier, later in zip(calls, calls[1:], strict=False)]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(calls)]
     assert 5 <= pauses[0] <= 10
     assert all(7.5 <= pause <= 15 for pause in pauses[1:])
     assert sim.record.log[-3].data["attempts"] == 4
@@ -238,11 +239,9 @@ def test_a_failure_that_the_agent_handles_is_an_outcome() -> None:
 
     @agent
     async def main(run: Run) -> str:
-        try:
+        with pytest.raises(StepFailed, match="ValueError: bad") as caught:
             await broken()
-        except StepFailed as error:
-            assert error.error.type == "ValueError"
-            assert error.retryable
+        assert caught.value.retryable
         result = await fallback()
         await run.wait_signal("go")
         return result
@@ -496,3 +495,43 @@ def test_types_that_are_not_there_at_run_time_are_said_so() -> None:
     assert sim.error is not None
     assert sim.error.type == InvalidDeclaration.code
     assert "Missing" in sim.error.message
+
+
+def test_a_step_that_is_cancelled_while_it_commits_is_recorded() -> None:
+    calls = Calls()
+
+    ran = asyncio.Event()
+
+    @step(key="only")
+    async def work() -> int:
+        calls.note(1)
+        ran.set()
+        return len(calls)
+
+    @agent
+    async def main(run: Run) -> list[Any]:
+        task = asyncio.create_task(work())
+        await ran.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        return [task.cancelled(), await work()]
+
+    sim = Simulation(main).run()
+    assert (sim.result, len(calls)) == ([True, 1], 1)
+
+
+def test_timeouts_of_the_agent_around_a_commit_stay_timeouts() -> None:
+    @step
+    async def work() -> None:
+        await asyncio.sleep(10)
+
+    @agent
+    async def main(run: Run) -> str:
+        try:
+            async with asyncio.timeout(5):
+                await work()
+        except TimeoutError:
+            return "timeout"
+        return "?"
+
+    assert Simulation(main).run().result == "timeout"

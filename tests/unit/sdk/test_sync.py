@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from perdure import EffectUnknown, Run, StepFailed, SyncRun, agent, gather, step, tool
 from perdure.testing import Provider, Simulation, kill_everywhere
-from perdure.testing.record import RunRecord
+from perdure.testing.record import Event, RunRecord
 
 WHO: ContextVar[str] = ContextVar("who", default="nobody")
 
@@ -164,12 +163,20 @@ def test_a_late_receipt_of_a_tool_that_was_given_up_is_sent(real_time: Callable[
         except EffectUnknown as error:
             assert [entry.state for entry in record.ledger.entries.values()] == ["UNKNOWN"]
             released.set()
-            while "activity.succeeded" not in [event.kind for event in record.log]:
-                await asyncio.sleep(0.001)
+            await recorded.wait()
             return error.code
         return "?"
 
     record = Simulation(main).record
+    recorded = asyncio.Event()
+    event = record.event
+
+    def watched(kind: str, data: Mapping[str, Any]) -> Event:
+        if kind == "activity.succeeded":
+            recorded.set()
+        return event(kind, data)
+
+    record.event = watched  # type: ignore[method-assign]
     real_time(main, record=record)
     assert record.output == b'"effect-unknown"'
     assert [entry.state for entry in record.ledger.entries.values()] == ["SUCCEEDED"]
@@ -231,8 +238,7 @@ def test_a_thread_without_the_context_is_told() -> None:
 
         thread = threading.Thread(target=lost)
         thread.start()
-        while thread.is_alive():
-            time.sleep(0.001)
+        thread.join()
         return found[0]
 
     assert "copy_context" in Simulation(main).run().result

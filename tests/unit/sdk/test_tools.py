@@ -15,19 +15,28 @@ from perdure import (
     InvalidDeclaration,
     NotEncodable,
     NotExecuted,
+    Refused,
     ResultUndecodable,
     Run,
+    Slice,
     agent,
     gather,
     step,
     tool,
 )
+from perdure.protocol import ActivityEnd
 from perdure.testing import Provider, Simulation, kill_everywhere
+from perdure.testing.record import RunRecord, refused
 
 
 @dataclass
 class Mail:
     id: str
+
+
+@dataclass
+class Notes:
+    text: Any = ""
 
 
 class Refusal(Exception):
@@ -144,16 +153,16 @@ def test_an_exception_is_unknown_where_it_may_have_acted(effect: Any, policy: An
 def test_not_executed_is_failed_and_tried_again_under_the_same_key() -> None:
     keys: list[str] = []
 
-    class Refused(Exception):
+    class Unreachable(Exception):
         pass
 
-    @tool(effect="external", not_executed=(Refused,))
+    @tool(effect="external", not_executed=(Unreachable,))
     async def send(*, key: str = "") -> int:
         keys.append(key)
         if len(keys) == 1:
             raise NotExecuted("no connection")
         if len(keys) == 2:
-            raise Refused
+            raise Unreachable
         return len(keys)
 
     @agent
@@ -377,6 +386,46 @@ def test_cancellation_closes_the_token_as_unknown_at_once() -> None:
     assert (sim.result, states(sim)) == (5, ["UNKNOWN"])
 
 
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_cancellation_in_the_middle_of_a_commit_leaves_no_token_open(at: int) -> None:
+    """The commit is seen through: a token that nobody knows would block the effect until the lease ends."""
+    acted: list[str] = []
+
+    @tool(effect="external")
+    async def send(*, key: str = "") -> str:
+        acted.append(key)
+        return "sent"
+
+    @agent
+    async def main(run: Run) -> list[Any]:
+        task = asyncio.create_task(send())
+        for _ in range(at):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        return [task.cancelled(), states(sim), len(acted), await send(), len(acted)]
+
+    sim = Simulation(main)
+    sim.run()
+    assert sim.result == [True, ["FAILED"], 0, "sent", 1]
+    assert sim.clock.now < 1
+
+
+def test_a_cancel_while_a_granted_retry_waits_closes_its_token() -> None:
+    @tool(effect="external")
+    async def send() -> None:
+        raise NotExecuted("no connection")
+
+    @agent
+    async def main(run: Run) -> None:
+        await send()
+
+    sim = Simulation(main).cancel(after=0.15).run()
+    assert (sim.state, states(sim)) == ("Cancelled", ["FAILED"])
+    assert next(iter(sim.record.ledger.entries.values())).attempts == 3
+    assert sim.kinds().count("activity.failed") == 3
+
+
 def test_a_result_without_json_form_is_not_an_unknown_effect() -> None:
     @tool(effect="external")
     async def send() -> object:
@@ -392,6 +441,39 @@ def test_a_result_without_json_form_is_not_an_unknown_effect() -> None:
 
     sim = Simulation(main).run()
     assert (sim.result, states(sim)) == ("not-encodable", ["SUCCEEDED"])
+
+
+@pytest.mark.parametrize("broken", ["a slice without JSON form", "a slice that is refused", "a response that is refused"])
+def test_the_token_is_closed_whatever_cannot_be_stored_with_it(broken: str) -> None:
+    notes = Slice("notes", Notes)
+    apply = RunRecord._apply
+
+    @tool(effect="external")
+    async def send(run: Run) -> str:
+        run.session[notes].text = object() if broken == "a slice without JSON form" else "x"
+        return "sent"
+
+    @agent
+    async def main(run: Run) -> list[str]:
+        try:
+            return [await send.options(name="send")(run)]
+        except Refused as error:
+            run.session[notes].text = ""
+            return [error.problem_code]
+        finally:
+            run.session[notes].text = ""
+
+    def refusing(record: RunRecord, body: Any, live: bool) -> Any:
+        if isinstance(body, ActivityEnd) and (body.slices if broken == "a slice that is refused" else bytes(body.response) != b"null"):
+            raise refused("payload-too-large", "no", status=413)
+        return apply(record, body, live)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if broken != "a slice without JSON form":
+            patch.setattr(RunRecord, "_apply", refusing)
+        sim = Simulation(main).run()
+    assert sim.result == ["payload-too-large" if broken == "a response that is refused" else "sent"]
+    assert states(sim) == ["SUCCEEDED"]
 
 
 def test_a_receipt_that_no_longer_decodes_is_an_error() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -55,13 +56,14 @@ class Life(RuleBasedStateMachine):
 
     entries = Bundle("entries")
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(segment_bytes=st.sampled_from([300, 5000]))
+    def begin(self, segment_bytes: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="perdure-spool-"))
         self.open: dict[int, bytes] = {}
         self.unflushed: dict[int, bytes] = {}
         self.acknowledged_since_flush: dict[int, bytes] = {}
-        self.spool = Spool(self.folder, segment_bytes=300)
+        self.segment_bytes = segment_bytes
+        self.spool = Spool(self.folder, segment_bytes=segment_bytes)
         assert self.spool.recover() == Recovery((), ())
 
     @rule(target=entries, payload=payloads)
@@ -88,13 +90,15 @@ class Life(RuleBasedStateMachine):
     @rule(torn=st.binary(max_size=HEAD + 20), keep=st.integers(0, 2**32))
     def die(self, torn: bytes, keep: int) -> None:
         """The process goes; of what it was writing some part is on disk."""
-        self.spool.close()
+        if self.spool._fd is not None:
+            os.close(self.spool._fd)
         segments = sorted(self.folder.glob("*.wal"))
         if segments:
             record = encode_record(ENTRY, 10**9, torn)
             with segments[-1].open("ab") as file:
                 file.write(record[: keep % len(record)])
-        self.spool, found = recover(self.folder)
+        self.spool = Spool(self.folder, segment_bytes=self.segment_bytes)
+        found = self.spool.recover()
         records = {record.sequence: record.payload for record in found.records}
         assert list(records) == sorted(records)
         assert self.open.items() <= records.items(), "nothing that was flushed is missing"
@@ -198,10 +202,25 @@ def test_what_is_acknowledged_is_gone_from_the_disk(folder: Path) -> None:
         spool.acknowledge(sequence)
     assert list(folder.iterdir()), "the first is still open"
     spool.acknowledge(sequences[0])
-    assert not list(folder.iterdir())
+    assert [path.stat().st_size for path in folder.iterdir()] == [0]
     spool.append(b"next")
     flush(spool)
     assert len(recover(folder)[1].records) == 1
+
+
+def test_a_clean_end_leaves_only_what_is_open(folder: Path) -> None:
+    spool, _ = recover(folder)
+    sequence = spool.append(b"done")
+    flush(spool)
+    spool.acknowledge(sequence)
+    assert [path.stat().st_size for path in folder.iterdir()] == [HEAD + 4], "not worth the disk's time"
+    spool.close()
+    assert not list(folder.iterdir())
+    spool, _ = recover(folder)
+    spool.append(b"open")
+    flush(spool)
+    spool.close()
+    assert [record.payload for record in recover(folder)[1].records] == [b"open"]
 
 
 def test_a_write_that_fails_does_not_spoil_what_comes_after(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,24 @@ create or replace function perdure.admits(r perdure.runs, p_now timestamptz) ret
   left join perdure.tenants t on t.namespace = r.namespace
 $$;
 
--- Gives a locked, admitted run to one of the pods, if one is still idle. No pod: the row comes back as it was.
+-- Where running runs are limited, one transaction at a time admits them: two that count at once would pass the limit together. Nobody waits
+-- for another here; who does not get the lock leaves the run to the next look.
+create or replace function perdure.lock_limits(r perdure.runs) returns boolean language sql volatile as $$
+  select coalesce(bool_and(pg_try_advisory_xact_lock(hashtextextended(l.name, 0))), true) from (
+    select 'perdure pool ' || p.pool as name from perdure.pools p where p.pool = r.pool and p.max_running is not null
+    union all
+    select 'perdure tenant ' || t.namespace from perdure.tenants t where t.namespace = r.namespace and t.max_running is not null) l
+$$;
+
+-- Gives a locked run to one of the pods, if it is admitted and one is still idle. Otherwise the row comes back as it was.
 create or replace function perdure.grant(r perdure.runs, p_pods uuid[], p_gateway text, p_now timestamptz) returns perdure.runs language plpgsql as $$
 declare
   v_pod uuid;
 begin
+  -- A later statement than the locks: what it sees includes all that others did.
+  if not perdure.lock_limits(r) or perdure.admits(r, p_now) is not null then
+    return r;
+  end if;
   select pod_id into v_pod from perdure.pods
   where pod_id = any (p_pods) and pool = r.pool and state = 'idle' and gateway = p_gateway
   limit 1 for update skip locked;
@@ -38,8 +51,7 @@ end $$;
 create or replace function perdure.grant_directly(r perdure.runs, p_pods uuid[], p_gateway text, p_now timestamptz)
 returns perdure.runs language plpgsql as $$
 begin
-  if perdure.admits(r, p_now) is not null
-     or exists (select 1 from perdure.runs q where q.pool = r.pool and q.state = 'Pending' and q.runnable_at <= p_now and q.run_id <> r.run_id) then
+  if exists (select 1 from perdure.runs q where q.pool = r.pool and q.state = 'Pending' and q.runnable_at <= p_now and q.run_id <> r.run_id) then
     return r;
   end if;
   return perdure.grant(r, p_pods, p_gateway, p_now);
@@ -97,14 +109,11 @@ begin
         order by q.run_id for no key update skip locked)
       select c.* from claimed c join next using (run_id) order by next.place
     loop
-      -- A later statement than the lock: what it sees includes all that others did to this run.
-      if perdure.admits(r, v_now) is null then
-        r := perdure.grant(r, p_pods, p_gateway, v_now);
-        if r.state = 'Running' then
-          perform perdure.save(r);
-          run_id := r.run_id; epoch := r.epoch; pod_id := r.holder;
-          return next;
-        end if;
+      r := perdure.grant(r, p_pods, p_gateway, v_now);
+      if r.state = 'Running' then
+        perform perdure.save(r);
+        run_id := r.run_id; epoch := r.epoch; pod_id := r.holder;
+        return next;
       end if;
     end loop;
   end loop;
@@ -166,7 +175,12 @@ begin
   insert into perdure.pods (pod_id, pool, state, reuse, gateway, since, seen_at)
   values (p_pod, p_pool, 'starting', p_reuse, p_gateway, v_now, v_now) on conflict do nothing;
   select * into v_pod from perdure.pods where pod_id = p_pod for update;
-  if v_pod.pool <> p_pool or v_pod.state = 'retiring' then
+  -- A later statement than the lock: while we waited for it, a gateway that this pod has left may have granted it a run.
+  select l.* into v_lease from perdure.leases l where l.holder = p_pod;
+  if found then
+    update perdure.pods set gateway = p_gateway, reuse = p_reuse, seen_at = v_now where pod_id = p_pod;
+    return query select 'leased', v_lease.run_id, v_lease.epoch; -- the row of the lease follows with the first beat
+  elsif v_pod.pool <> p_pool or v_pod.state = 'retiring' then
     return query select 'retire', null::uuid, null::int;
   elsif p_run is not null then
     -- It believes in a lease that is over. A reusing pod becomes idle by saying so when it has cleaned up.
@@ -185,6 +199,7 @@ create or replace function perdure.pod_idle(p_pod uuid, p_gateway text) returns 
 declare
   v_state text;
 begin
+  perform 1 from perdure.pods p where p.pod_id = p_pod for update;
   update perdure.pods p set state = 'idle', gateway = p_gateway, run_id = null, since = perdure.now(), seen_at = perdure.now()
   where p.pod_id = p_pod and p.state in ('leased', 'idle', 'starting') and not exists (select 1 from perdure.leases l where l.holder = p_pod)
   returning p.state into v_state;
