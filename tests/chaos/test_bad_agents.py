@@ -11,7 +11,7 @@ from tests.chaos.test_frozen_worker import BOTH, at_the_sink, frozen
 
 from perdure_operator.local.processes import LEASE_LOST
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.xdist_group(__name__)]
 
 
 async def test_swallowing_stops_no_suspend(chaos: Stack) -> None:

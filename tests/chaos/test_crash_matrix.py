@@ -16,7 +16,7 @@ import pytest
 from tests.chaos.matrix import PARTS, Crash, End, Verdict, crash, crashes, end_of, failures_of, points_of, voyage
 from tests.chaos.stack import Stack
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group(__name__)]
 
 ALL = os.environ.get("PERDURE_CHAOS_ALL") == "1"
 ONLY = os.environ.get("PERDURE_CHAOS_ONLY", "")

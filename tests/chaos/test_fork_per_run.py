@@ -11,7 +11,7 @@ from tests.chaos.matrix import PARTS, ended, kill_part, voyage
 from tests.chaos.stack import Stack, seen
 from tests.chaos.test_frozen_worker import at_the_sink
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.xdist_group(__name__)]
 
 
 async def pods_of(chaos: Stack, *runs: str) -> list[str]:

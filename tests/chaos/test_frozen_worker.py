@@ -14,7 +14,7 @@ from tests.chaos.stack import LEASE_SECONDS, PATIENCE, Stack
 
 from perdure_operator.local.processes import LEASE_LOST, WorkerPod
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.xdist_group(__name__)]
 
 BOTH, AGENT, SIDECAR = ("agent", "sidecar"), ("agent",), ("sidecar",)
 

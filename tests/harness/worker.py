@@ -21,6 +21,7 @@ from tests.harness.gateways import Gateway
 from tests.harness.pods import CutError, FakePod, answer, signal
 
 from perdure import protocol as wire
+from perdure_operator.domain.errors import PerdureError
 
 T = TypeVar("T")
 STEPS = 4
@@ -147,13 +148,19 @@ class Worker(FakePod):
 
 
 async def fleet(cluster: Cluster, world: World, size: int) -> None:
-    """Keeps this many pods alive, until it is cancelled."""
+    """Keeps this many pods alive, and tells the store of each that has ended; until it is cancelled."""
 
     async def slot() -> None:
         while True:
             pod_id = uuid.uuid4()
             worker = Worker(cluster.tokens.issue_pod(pod_id, "default/p"), pod_id, world)
             await worker.live(cluster.gateways)
+            while True:
+                try:
+                    await cluster.store.pod_gone(pod_id, "PodDeleted")
+                    break
+                except PerdureError:
+                    await asyncio.sleep(0.1)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(size):

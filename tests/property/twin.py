@@ -143,10 +143,16 @@ class Twin:
             assert (outcome.code, outcome.answer) == (expected.code, expected.answer), step
         return found
 
-    def dispatch(self, gateway: str, pod: UUID) -> None:
-        grants = self.wait(self.store.dispatch(gateway, [pod]))
-        run = self.oracle.dispatch(gateway, pod)
-        assert [(g.run, g.epoch, g.pod) for g in grants] == ([(run.id, run.epoch, pod)] if run else [])
+    def dispatch(self, gateway: str, *pods: UUID) -> list[UUID]:
+        """All pods at once for the store, one after the other for the oracle. Gives the runs that were leased."""
+        grants = self.wait(self.store.dispatch(gateway, pods))
+        for grant in grants:
+            run = self.oracle.dispatch(gateway, grant.pod)
+            assert run is not None
+            assert (grant.run, grant.epoch) == (run.id, run.epoch)
+        for pod in {*pods} - {grant.pod for grant in grants}:
+            assert self.oracle.dispatch(gateway, pod) is None
+        return [grant.run for grant in grants]
 
     def hello(self, pod: UUID, pool: str, gateway: str, *, reuse: bool, believes: tuple[UUID, int] | None) -> None:
         run, epoch = believes or (None, None)

@@ -17,8 +17,8 @@ from typing import Protocol, cast
 
 from msgspec import Struct
 
+from perdure import websocket
 from perdure.protocol import MAX_PAYLOAD_BYTES
-from perdure.sidecar import websocket
 from perdure.sidecar.http_parser import Head, RequestParser
 from perdure.sidecar.problems import ProblemError, encode_problem, refuse
 

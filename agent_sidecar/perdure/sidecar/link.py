@@ -14,8 +14,9 @@ from typing import Protocol, cast
 
 import msgspec
 
+from perdure import websocket
 from perdure.protocol import MAX_FRAME_BYTES, FromGateway, decode_from_gateway
-from perdure.sidecar import VERSION, websocket
+from perdure.sidecar import VERSION
 from perdure.sidecar.config import GatewayAddress
 from perdure.sidecar.http_parser import MAX_HEAD_BYTES, parse_response_head
 from perdure.sidecar.problems import ProblemError

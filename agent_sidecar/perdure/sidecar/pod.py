@@ -38,7 +38,7 @@ from perdure.sidecar.presence import Presence
 from perdure.sidecar.problems import refuse
 from perdure.sidecar.run import HeldRun, State, closed_token
 from perdure.sidecar.supervisor import Supervisor
-from perdure.sidecar.websocket import Batch
+from perdure.websocket import Batch
 
 LEASE_WAIT_SHARE = 0.5
 """After the welcome on a reconnect: the share of the lease's length that its redelivery may take before it counts as lost. Nobody else can

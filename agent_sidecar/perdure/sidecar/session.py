@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
+from perdure import websocket
 from perdure.protocol import Answer, Problem
-from perdure.sidecar import websocket
 from perdure.sidecar.http_server import MAX_BODY_BYTES
 from perdure.sidecar.outbox import Outcome
 from perdure.sidecar.pod import Pod

@@ -18,7 +18,7 @@ REFUSALS = [(state, event, entry) for (state, event), entry in TABLE.items() if 
 
 def test_the_table_is_total() -> None:
     assert set(TABLE) == {(state, event) for state in State for event in Event}
-    assert ACTIVE | TERMINAL == set(State)
+    assert set(State) == ACTIVE | TERMINAL
 
 
 @pytest.mark.parametrize(("state", "event", "entry"), REFUSALS)

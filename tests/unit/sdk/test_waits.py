@@ -224,6 +224,27 @@ def test_a_wait_holds_the_pod_until_the_step_beside_it_is_done(own: bool) -> Non
     assert [event.at for event in sim.record.log if event.kind == "run.suspended"] == [50]
 
 
+def test_what_starts_a_few_turns_of_the_loop_later_is_seen() -> None:
+    """As frameworks do it, with tasks inside tasks: the wait that is there first must not end the process before the step begins."""
+
+    @step
+    async def slow() -> str:
+        await asyncio.sleep(50)
+        return "done"
+
+    @agent
+    async def main(run: Run) -> str:
+        async def framework(depth: int) -> str:
+            return await asyncio.create_task(framework(depth - 1)) if depth else await slow()
+
+        _, done = await asyncio.gather(run.wait_signal("go"), framework(4))
+        return done
+
+    sim = Simulation(main).signal("go", after=100).run()
+    assert sim.result == "done"
+    assert [commit.op for commit in sim.commits] == ["wait", "step.end", "suspend", "finish"]
+
+
 def test_a_wait_that_is_satisfied_while_a_step_runs_is_pushed() -> None:
     seen: list[Any] = []
 

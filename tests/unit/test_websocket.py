@@ -15,7 +15,7 @@ from perdure.protocol import Retire
 from perdure.protocol import encode_frame as encode_pod_frame
 from perdure.sidecar.config import GatewayAddress
 from perdure.sidecar.link import Link, connect
-from perdure.sidecar.websocket import (
+from perdure.websocket import (
     BINARY,
     PROTOCOL_ERROR,
     TEXT,
