@@ -45,7 +45,7 @@ async def waiters(dsn: str, count: int, seconds: float = PATIENCE) -> None:
 
 
 async def in_order(dsn: str, run: UUID | str, *starts: Callable[[], Awaitable[Any]]) -> list[Any]:
-    """Runs the operations at once, made to commit in this order."""
+    """Runs the operations at once. The first is the first to get the run's row; two are served in this order, the rest in any."""
     tasks = []
     async with locked(dsn, run):
         for count, start in enumerate(starts, 1):

@@ -22,7 +22,7 @@ from perdure.sdk.strands import Group, Strand
 if TYPE_CHECKING:
     from perdure.sdk.execution import Execution
 
-_DEBOUNCE_TURNS: Final = 0
+_DEBOUNCE_TURNS: Final = 8
 _outcome_decoder = msgspec.json.Decoder(WaitOutcome)
 
 

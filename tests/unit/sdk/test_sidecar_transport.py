@@ -13,7 +13,7 @@ from tests.unit.sdk.conftest import Exits
 from tests.unit.sdk.fake_sidecar import PATIENCE, FakeSidecar, fake_sidecar, problem
 
 from perdure import Agent, Run, agent, step, tool
-from perdure.protocol import ActivityEnd, Operation, encode_json
+from perdure.protocol import ActivityEnd, EventAppend, Operation, encode_json
 from perdure.sdk.errors import PodRetired, Refused, SidecarUnavailable
 from perdure.sdk.exits import LEASE_LOST, TERMINATED
 from perdure.sdk.sidecar import Address, SidecarTransport, address_from
@@ -33,10 +33,19 @@ async def three_steps(run: Run) -> int:
 _buried: list[asyncio.Task[Any]] = []
 
 
+def _awaited(coroutine: Any) -> list[str]:
+    """Names of the coroutines that wait for each other."""
+    names = []
+    while coroutine is not None:
+        names.append(getattr(coroutine, "__name__", ""))
+        coroutine = getattr(coroutine, "cr_await", None)
+    return names
+
+
 def _bury(attempt: asyncio.Task[Any]) -> None:
     """Production would have ended the process here. Parked tasks do not end, so the loop of the test must not wait for them."""
     for task in asyncio.all_tasks():
-        if task is attempt or any(frame.f_code.co_name == "park" for frame in task.get_stack()):
+        if task is attempt or "park" in _awaited(task.get_coro()):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             asyncio.tasks._unregister_task(task)  # type: ignore[attr-defined]
             _buried.append(task)
@@ -261,6 +270,7 @@ async def test_a_lost_lease_ends_the_process_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("told", ["lost", "terminated"])
 async def test_the_receipt_of_a_tool_at_work_gets_out_after_the_lease_is_lost(tmp_path: Path, told: str) -> None:
     ran: list[str] = []
+    runs: list[Run] = []
     acted = asyncio.Event()
 
     @tool(effect="external")
@@ -271,11 +281,17 @@ async def test_the_receipt_of_a_tool_at_work_gets_out_after_the_lease_is_lost(tm
         else:
             doing.execution.abandon(TERMINATED)
         await doing.execution._stop.wait()
+        other = asyncio.create_task(runs[0].append("not any more"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+            other.cancel()
+        assert not other.done(), "an operation that has no end cannot be cancelled either"
         acted.set()
         return "sent"
 
     @agent
     async def main(run: Run) -> None:
+        runs.append(run)
         await send()
         ran.append("after the tool")
 
@@ -288,6 +304,37 @@ async def test_the_receipt_of_a_tool_at_work_gets_out_after_the_lease_is_lost(tm
         assert ran == []
         assert isinstance(sidecar.operations[-1][1], ActivityEnd)
         assert [entry.state for entry in record.ledger.entries.values()] == ["SUCCEEDED"]
+
+
+async def test_what_was_on_its_way_when_the_lease_was_lost_does_not_come_back(tmp_path: Path) -> None:
+    answered: list[str] = []
+
+    @tool(effect="external")
+    async def send(run: Run) -> None:
+        async def note() -> None:
+            answered.append(f"seq {await run.append('on its way')}")
+
+        other = asyncio.create_task(note())
+        await doing.execution._stop.wait()
+        await sidecar.until(lambda: sidecar.record.log[-1].kind == "agent.on its way")  # type: ignore[union-attr]
+        await sidecar.push({"ping": 1})
+        await sidecar.until(lambda: sidecar.pongs)
+        assert not other.done()
+
+    @agent
+    async def main(run: Run) -> None:
+        await send(run)
+
+    async def react(number: int, body: Operation) -> None:
+        if isinstance(body, EventAppend):
+            await sidecar.push({"lost": "superseded"})
+
+    async with fake_sidecar(tmp_path, react=react) as sidecar:
+        await sidecar.hold(Simulation(main).record)
+        doing = Attempt(main, sidecar)
+        assert await doing.run() == LEASE_LOST
+        assert answered == []
+        assert isinstance(sidecar.operations[-1][1], ActivityEnd)
 
 
 async def test_a_refusal_that_means_the_attempt_is_over_ends_it(tmp_path: Path) -> None:
