@@ -11,7 +11,7 @@ import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,9 @@ _KINDS = {
     "perdure_operator.main": "gateway",
     "postgres": "Postgres",
 }
+
+
+_CLOCK = re.compile(r"^\d\d:\d\d:\d\d ")
 
 
 class StartFailed(Exception):
@@ -76,12 +79,24 @@ class Dev:
 
 
 @asynccontextmanager
-async def running_dev(pools: Path, state: Path, environment: dict[str, str]) -> AsyncIterator[Dev]:
-    """``perdure dev`` with the manifests ``pools`` in a fresh state folder. Raises StartFailed with what it said last."""
+async def running_dev(
+    pools: Path, state: Path, environment: dict[str, str], told: Callable[[str], None] | None = None
+) -> AsyncIterator[Dev]:
+    """``perdure dev`` with the manifests ``pools`` in a fresh state folder. Raises StartFailed with what it said last.
+
+    ``told`` gets each line that it says until it is ready: the first start takes a while.
+    """
     command = (_perdure(), "dev", "--fresh", "-f", str(pools), "--state-dir", str(state))
     with tempfile.TemporaryFile() as output:
         async with _running(command, environment, stdout=output.fileno(), stderr=output.fileno()) as process:
+            read = 0
             while (session := _session(state)) is None or session["pid"] != process.pid:
+                # Not by seek and read: the process writes where this file stands.
+                lines, end, _ = os.pread(output.fileno(), 65536, read).rpartition(b"\n")
+                read += len(lines + end)
+                if told is not None:
+                    for line in lines.decode(errors="replace").splitlines():
+                        told(_CLOCK.sub("", line))
                 if process.returncode is not None:
                     output.seek(0)
                     raise StartFailed(output.read().decode(errors="replace")[-2000:].strip())

@@ -11,7 +11,8 @@ import asyncio
 import signal
 import sys
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ RUN = "board-report"
 LIMIT_SECONDS = 180
 LOST = ("run.lost", "run.retrying")
 """The worker was seen dead by the fleet; or its sidecar could still say that its agent had died."""
-
-console = Console(highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+"""Where nobody reads on a terminal, lines are as long as they need to be."""
 _started = time.monotonic()
 
 
@@ -42,16 +43,17 @@ async def main(state: Path) -> int:
     async with AsyncExitStack() as stack:
         chapter("Start", "Postgres, two gateways, a fleet; a mail server, an object store and a webhook to send things to")
         sinks = await stack.enter_async_context(running_sinks(state / "sinks"))
-        dev = await stack.enter_async_context(running_dev(MANIFESTS / "agentpool.yaml", state, sinks.environment))
+        dev = await stack.enter_async_context(running_dev(MANIFESTS / "agentpool.yaml", state, sinks.environment, say))
         gateway = await stack.enter_async_context(Gateway(dev.url, dev.token))
         await asyncio.gather(gateway.until_pool("report"), gateway.until_pool("summarise"))
         say(f"ready; mail goes to {sinks.smtp}, the rest to {sinks.http}")
 
         chapter("The run starts", "one child run a document, each in a worker of its own; the parent's worker is let go meanwhile")
         await gateway.submit(RUN, manifest("agentrun.yaml", "AgentRun")["spec"])
-        log = await stack.enter_async_context(following(gateway, RUN, Narrator()))
+        narrator = Narrator()
+        log = await stack.enter_async_context(following(gateway, RUN, narrator))
         rendering = await log.until("the render step", lambda event: event.kind == "agent.rendering")
-        lost = await crash(dev, log, rendering)
+        lost = await crash(dev, log, rendering, narrator)
         await resume(gateway, log, lost)
         await wait(gateway, dev)
         await wake(dev, gateway, log)
@@ -59,10 +61,11 @@ async def main(state: Path) -> int:
         return await verdict(gateway, sinks, log)
 
 
-async def crash(dev: Dev, log: Log, rendering: Event) -> Event:
+async def crash(dev: Dev, log: Log, rendering: Event, narrator: Narrator) -> Event:
     chapter("The worker is killed", "SIGKILL to sidecar and agent, in the middle of the step that makes the PDF")
-    for line in await kill_worker(dev, RUN):
-        say(line)
+    with narrator.silent():  # else what follows from the kill could be told before it
+        for line in await kill_worker(dev, RUN):
+            say(line)
     return await log.until("the loss", lambda event: event.kind in LOST, rendering.seq)
 
 
@@ -73,9 +76,13 @@ async def resume(gateway: Gateway, log: Log, lost: Event) -> None:
     await log.until("the wait for approval", lambda event: event.kind == "run.suspended", again.seq)
     table = Table("seq", "journal", "state", "", box=None, header_style="dim", padding=(0, 2))
     for entry in await gateway.records(RUN, "journal"):
-        fate = "[green]reused[/]" if entry["seq"] < lost.seq else "done now"
+        opened = "opened now" if entry["state"] == "open" else "done now"
+        fate = "[green]reused[/]" if entry["seq"] < lost.seq else opened
         table.add_row(str(entry["seq"]), entry["key"], entry["state"], fate)
-    console.print(table)
+    with console.capture() as drawn:
+        console.print(table)
+    for row in drawn.get().splitlines():  # rich fills up the last column
+        print(row.rstrip(), flush=True)
 
 
 async def wait(gateway: Gateway, dev: Dev) -> None:
@@ -119,7 +126,10 @@ async def verdict(gateway: Gateway, sinks: Sinks, log: Log) -> int:
         console.print(f"  [green]yes[/]  {line}" if good else f"  [bold red]NO[/]   {line}")
     for effect in stored:
         console.print(f"\n  The report: [bold]{effect['files'][0]['path']}[/]", soft_wrap=True)
-    return 0 if all(checks.values()) else 1
+    if not all(checks.values()):
+        return 1
+    console.print("\n  Now yourself: README.md, Try it yourself")
+    return 0
 
 
 async def effects(sinks: Sinks, kind: str) -> list[dict[str, Any]]:
@@ -141,7 +151,7 @@ def manifest(file: str, kind: str) -> dict[str, Any]:
 
 def chapter(title: str, what: str) -> None:
     console.print(f"\n[bold cyan]{title}[/]")
-    console.print(Padding(f"[dim]{what}[/]", (0, 0, 0, 2)))
+    console.print(Padding(f"[dim]{what}[/]", (0, 0, 0, 2), expand=False))
 
 
 def say(text: str) -> None:
@@ -153,14 +163,31 @@ class Narrator:
 
     def __init__(self) -> None:
         self._documents: dict[str, str] = {}
+        self._kept: list[Event] | None = None
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """What comes meanwhile is told at the end."""
+        kept: list[Event] = []
+        self._kept = kept
+        try:
+            yield
+        finally:
+            self._kept = None
+            for event in kept:
+                self(event)
 
     def __call__(self, event: Event) -> None:
+        if self._kept is not None:
+            self._kept.append(event)
+            return
         data: dict[str, Any] = event.data or {}
         if event.kind == "child.spawned":
             self._documents[data["child"]] = data["key"].rpartition("=")[2]
         detail = self._documents.get(data.get("child", "")) or data.get("message") or data.get("name") or data.get("tool") or ""
         attempt = f"attempt {data['attempt']}" if event.kind == "run.leased" else ""
-        say(f"[dim]{event.seq:>3}  epoch {event.epoch}[/]  {event.kind:<20} [dim]{attempt or detail}[/]")
+        what = f"{event.kind:<20} [dim]{attempt or detail}[/]" if attempt or detail else event.kind
+        say(f"[dim]{event.seq:>3}  epoch {event.epoch}[/]  {what}")
 
 
 def seconds_between(first: Event, second: Event) -> float:

@@ -58,9 +58,9 @@ case $answer in
 esac
 
 # An effect: the intent is committed before the call is made, the receipt after it. When nobody knows whether an earlier call
-# arrived, the receiver is asked by key.
+# arrived, the receiver is asked by key. Many retries, so that the receiver may be started later than the run.
 event='{"event":"disk","usedPercent":'"$used"'}'
-begin='{"tool":"notify","effect":"external","scope":["event"],"onUnknown":"query","timeoutSeconds":20,"arguments":'"$event"'}'
+begin='{"tool":"notify","effect":"external","scope":["event"],"onUnknown":"query","timeoutSeconds":20,"maxRetries":20,"arguments":'"$event"'}'
 decision=$(post activities/begin "$begin")
 while :; do
     key=$(printf %s "$decision" | field key)
@@ -95,9 +95,16 @@ while :; do
             sleep 1
             decision=$(post activities/begin "$begin")
             ;;
+        failed)
+            message="the webhook $url could not be reached, and all retries are used up"
+            say "$message"
+            post finish '{"outcome":"failed","error":{"type":"NotifyFailed","message":"'"$message"'","retryable":false}}' >/dev/null
+            exit 1
+            ;;
         *)
             say "refused: $decision"
-            post finish '{"outcome":"failed","error":{"type":"NotifyRefused","retryable":false}}' >/dev/null
+            message="the call of the webhook was answered: $(printf %s "$decision" | field decision)"
+            post finish '{"outcome":"failed","error":{"type":"NotifyRefused","message":"'"$message"'","retryable":false}}' >/dev/null
             exit 1
             ;;
     esac

@@ -15,16 +15,19 @@ from uuid import UUID
 
 import typer
 from rich.console import Console, RenderableType
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from perdure_operator.cli import render
 from perdure_operator.cli.client import ApiError, Client, Unavailable
 from perdure_operator.cli.render import Output
 from perdure_operator.domain.errors import PerdureError
-from perdure_operator.local.state import StateDir
+from perdure_operator.local.state import NAME, Session, StateDir
 
 FAILED, USAGE = 1, 2
+CLOCK_SECONDS = 2.0
+"""How exact the start of a process is known."""
 ALL_NAMESPACES = "-"
+NEW_RUN = "A run that has ended stays ended. For a new one: "
 
 Namespace = Annotated[str, typer.Option("-n", "--namespace", envvar="PERDURE_NAMESPACE", help="Namespace of the run.")]
 AllNamespaces = Annotated[bool, typer.Option("-A", "--all-namespaces", help="Every namespace.")]
@@ -43,14 +46,32 @@ def complete_runs(incomplete: str) -> list[str]:
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name or id of a run, or NAMESPACE/NAME.", autocompletion=complete_runs)]
 
 
+class Command(TyperCommand):
+    """Its help shows no type for a flag, which takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_types(super().get_params(ctx))
+
+
+def _without_flag_types(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
 class Commands(TyperGroup):
     """Turns typed errors into one message, what to do, and an exit code."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_types(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except ApiError as error:
-            fail(str(error), error.action, error.exit_code)
+            action = error.action if error.code != "run-finished" else f"{NEW_RUN}{new_run('FILE')}."
+            fail(str(error), action, error.exit_code)
         except PerdureError as error:
             fail(str(error), error.advice, USAGE if error.status == 400 else FAILED)
         except BrokenPipeError:
@@ -69,6 +90,11 @@ def fail(message: str, action: str = "", code: int = FAILED) -> NoReturn:
     if action:
         errors.print(action, markup=False)
     raise typer.Exit(code)
+
+
+def new_run(file: str) -> str:
+    """How to start a run anew whose name is taken by one that has ended."""
+    return f"give it another metadata.name in {file} and `perdure submit {file}`; or forget all runs: `perdure dev --fresh -f {file}`"
 
 
 @dataclass(frozen=True)
@@ -91,6 +117,13 @@ def connect() -> Connection:
     if server := environ.get("PERDURE_SERVER"):
         return Connection(Client(server.split(","), environ.get("PERDURE_TOKEN", "")), state)
     session = state.session() if state is not None else None
+    if (starting := _starting(state, session)) is not None:
+        raise Unavailable(
+            f"perdure dev (process {starting}) is starting; wait for its line `ready:`",
+            code="starting",
+            action="Then try again. (If it is being stopped, start it again.)",
+            retryable=True,
+        )
     if state is None or session is None:
         raise Unavailable(
             "no gateway is known here",
@@ -99,6 +132,27 @@ def connect() -> Connection:
         )
     hint = f"Is `perdure dev` (process {session.pid}) still running? Start it again with the state folder {state.path}; everything goes on."
     return Connection(Client(session.urls, session.token, hint=hint), state)
+
+
+def _starting(state: StateDir | None, session: Session | None) -> int | None:
+    """The living process that has taken the state folder, if it is not that of ``session``. Without ``state``: the nearest folder.
+
+    The lock itself is not tried: for a moment that would keep a `perdure dev` from getting it. A process that is younger than its entry
+    in the lock is another one with the same id.
+    """
+    import psutil
+
+    folders = [state.path] if state is not None else [folder / NAME for folder in (Path.cwd(), *Path.cwd().parents)]
+    for lock in (folder / "lock" for folder in folders):
+        try:
+            pid, written = int(lock.read_text()), lock.stat().st_mtime
+            if session is not None and session.pid == pid:
+                return None
+            if psutil.Process(pid).create_time() <= written + CLOCK_SECONDS:
+                return pid
+        except (OSError, ValueError, psutil.Error):
+            continue
+    return None
 
 
 def split(run: str, namespace: str) -> tuple[str, str]:

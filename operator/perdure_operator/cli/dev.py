@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -34,4 +35,14 @@ def dev(
     if fresh:
         state.clear()
         state.create()
-    raise typer.Exit(asyncio.run(session.run(state, loaded, once=once, max_pods=max_pods)))
+    again = _again(files or [], state_dir, max_pods, namespace)
+    raise typer.Exit(asyncio.run(session.run(state, loaded, once=once, max_pods=max_pods, again=again)))
+
+
+def _again(files: list[Path], state_dir: Path, max_pods: int | None, namespace: str) -> str:
+    """The command that goes on after this one. Without --fresh and --once, which would not."""
+    words = [word for file in files for word in ("-f", str(file))]
+    words += ["--state-dir", str(state_dir)] if state_dir != Path(NAME) else []
+    words += ["--max-pods", str(max_pods)] if max_pods is not None else []
+    words += ["-n", namespace] if namespace != "default" else []
+    return shlex.join(["perdure", "dev", *words])

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from perdure_operator.cli import dev, kill, logs, reads, submit, verbs, verify
-from perdure_operator.cli.context import Commands
+from perdure_operator.cli.context import Command, Commands
 
 app = typer.Typer(
     name="perdure",
@@ -48,7 +48,7 @@ COMMANDS: dict[str, list[Callable[..., None]]] = {
 }
 for panel, commands in COMMANDS.items():
     for command in commands:
-        app.command(rich_help_panel=panel)(command)
+        app.command(cls=Command, rich_help_panel=panel)(command)
 
 
 if __name__ == "__main__":

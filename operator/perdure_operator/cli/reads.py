@@ -100,9 +100,10 @@ def tree(run: RunName, namespace: Namespace = "default", output: Format = Output
 
 def why(run: RunName, namespace: Namespace = "default", output: Format = Output.TABLE) -> None:
     """Why a run is not further: what it waits for, since when, and what would wake it."""
+    connection = connect()
     place, name = split(run, namespace)
-    answer = connect().client.get(run_path(place, name, "why"))
-    show(output, answer, lambda: render.why(read(WhyView, answer), place, name))
+    answer = connection.client.get(run_path(place, name, "why"))
+    show(output, answer, lambda: render.why(read(WhyView, answer), place, name, connection.pod_name))
 
 
 def events(

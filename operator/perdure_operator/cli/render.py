@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
@@ -32,6 +33,9 @@ STYLES = {
 }
 
 
+_POD = re.compile(r"\bpod ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
+
+
 class Output(StrEnum):
     TABLE = "table"
     WIDE = "wide"
@@ -39,9 +43,21 @@ class Output(StrEnum):
     YAML = "yaml"
 
 
+class _Lines(Console):
+    """A console whose lines end where their text does: rich fills up the last column of a table."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        with self.capture() as printed:
+            super().print(*objects, **options)
+        self.file.write("".join(f"{line.rstrip(' ')}\n" for line in printed.get().splitlines()))
+        self.file.flush()
+
+
 def console() -> Console:
     """Standard output; without a terminal lines are as long as they need to be, and plain."""
-    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
+    if sys.stdout.isatty():
+        return Console(highlight=False, soft_wrap=True)
+    return _Lines(highlight=False, soft_wrap=True, width=10_000)
 
 
 def document(value: Any, output: Output) -> None:
@@ -164,12 +180,13 @@ def _label(run: RunView, pod_name: PodName) -> Text:
     return text
 
 
-def why(view: WhyView, namespace: str, run: str) -> RenderableType:
-    """State, reason, and for each wait what would end it."""
+def why(view: WhyView, namespace: str, run: str, pod_name: PodName) -> RenderableType:
+    """State, reason, and for each wait what would end it. The pod has the name that the other commands call it by."""
     option = "" if namespace == "default" else f"-n {namespace} "
     lines = [Text.assemble(phase(view.state), f" for {age(view.since)}" if view.since else "")]
     if not view.waiting_for and (view.reason or view.message):
-        lines.append(Text(plain(": ".join(p for p in (view.reason, view.message) if p), 1000)))
+        message = _POD.sub(lambda found: f"pod {pod_name(found[1])}", view.message)
+        lines.append(Text(plain(": ".join(p for p in (view.reason, message) if p), 1000)))
     for wait in view.waiting_for:
         parts = [f"waits for {wait}", f"for {age(wait.since)}" if wait.since else "", f"due {clock(wait.at)}" if wait.at else ""]
         lines.append(Text("  " + plain(", ".join(p for p in parts if p))))

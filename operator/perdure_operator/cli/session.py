@@ -25,8 +25,8 @@ from perdure_operator.local.state import StateDir
 POLL_SECONDS = 0.25
 
 
-async def run(state: StateDir, loaded: list[Loaded], *, once: bool, max_pods: int | None) -> int:
-    """The exit code. Everything that was started has ended when this returns."""
+async def run(state: StateDir, loaded: list[Loaded], *, once: bool, max_pods: int | None, again: str) -> int:
+    """The exit code. Everything that was started has ended when this returns. ``again``: the command that goes on then."""
     # What libraries log would tear the screen apart.
     logging.basicConfig(filename=state.logs / "dev.log", level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     stop = _signals()
@@ -40,13 +40,15 @@ async def run(state: StateDir, loaded: list[Loaded], *, once: bool, max_pods: in
             await asyncio.wait([work, asked], return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return work.result()
-            shown.say("stopping; start `perdure dev` again and everything goes on")
+            shown.say("stopping")
             work.cancel()
             await asyncio.wait([work])
             return FAILED if once else 0
         finally:
             asked.cancel()
             await machine.stop()
+            if stop.is_set():
+                shown.say(f"stopped; everything goes on with: {again}")
 
 
 async def _work(machine: Dev, loaded: list[Loaded], shown: View, *, once: bool) -> int:

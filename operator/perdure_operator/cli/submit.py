@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from perdure_operator.cli import render
-from perdure_operator.cli.context import FAILED, USAGE, Connection, Format, Namespace, connect, fail
+from perdure_operator.cli.context import FAILED, NEW_RUN, USAGE, Connection, Format, Namespace, connect, fail, new_run
 from perdure_operator.cli.follow import Follower
 from perdure_operator.cli.render import Output
 from perdure_operator.cli.story import clock, plain, tell
@@ -32,7 +32,7 @@ def submit(
     namespace: Namespace = "default",
     output: Format = Output.TABLE,
 ) -> None:
-    """Start runs. A run of the same name that is there already is not started twice."""
+    """Start runs. A run of the same name that is there already is not started twice; exit 1 if it has ended."""
     paths = [*(files or ()), *(more or ())]
     if bool(paths) == bool(pool):
         fail("say what to run", "Give files (perdure submit run.yaml) or a pool (perdure submit --pool worker --input '{}').", USAGE)
@@ -48,8 +48,10 @@ def submit(
         applied = [submit_one(connection.client, namespace, named, body, f"submit:{named}")]
     else:
         applied = apply(connection.client, load(paths, namespace=namespace))
-    runs = []
+    runs, over = [], []
     for item in applied:
+        if item.run.terminal and not item.created:
+            over.append(item.run)
         runs.append(item.run)
         if output is Output.TABLE and not watch:
             print(f"{item.run.full_name} {'created' if item.created else f'is there already ({item.run.state})'}")
@@ -58,7 +60,11 @@ def submit(
     if output is not Output.TABLE:
         answers = [connection.client.get(f"/v1/namespaces/{run.namespace}/runs/{run.run_id}") for run in runs]
         render.document(answers[0] if len(answers) == 1 else {"items": answers}, output)
-    if watch and any(run.state != "Succeeded" for run in runs):
+    if over:
+        again = f"perdure submit --pool {pool} --name NEW" if pool is not None else new_run(str(paths[0]))
+        typer.echo(f"{', '.join(run.full_name for run in over)}: nothing was started. {NEW_RUN}{again}", err=True)
+    # With --watch the question is how the run ended, not whether it was new.
+    if any(run.state != "Succeeded" for run in runs) if watch else over:
         raise typer.Exit(FAILED)
 
 

@@ -11,9 +11,10 @@ from uuid import uuid4
 import typer
 
 from perdure_operator.cli import render
-from perdure_operator.cli.client import run_path
+from perdure_operator.cli.client import ApiError, Client, run_path
 from perdure_operator.cli.context import USAGE, Format, Namespace, RunName, connect, fail, split
 from perdure_operator.cli.render import Output
+from perdure_operator.cli.story import plain
 
 JSON_HELP = "JSON, or @FILE, or - for standard input. Text that is not JSON is sent as a string."
 
@@ -44,11 +45,28 @@ def signal(
 ) -> None:
     """Send a signal to a run; it is kept if the run does not wait for it yet."""
     place, run_name = split(run, namespace)
-    answer = connect().client.signal(place, run_name, name, payload(value), signal_id or str(uuid4()))
+    client, sent = connect().client, payload(value)
+    # Looked at before, because of a wait for several signals nothing may be left of this one afterwards.
+    other = _other_waits(client, place, run_name, name) if output not in (Output.JSON, Output.YAML) else ""
+    answer = client.signal(place, run_name, name, sent, signal_id or str(uuid4()))
     if output in (Output.JSON, Output.YAML):
         render.document(answer, output)
     else:
         print(f"signal {name} {'was there already' if answer.get('duplicate') else 'sent'} (event {answer['seq']} of {place}/{run_name})")
+        if other and not answer.get("duplicate"):
+            print(f"the run does not wait for it now; it waits for: {other}")
+
+
+def _other_waits(client: Client, namespace: str, run: str, name: str) -> str:
+    """What a suspended run waits for, if not for the signal ``name``. Empty as well if that cannot be known: sending needs no reading."""
+    try:
+        view = client.run(namespace, run)
+    except ApiError:
+        return ""
+    waits = view.waiting_for or []
+    if view.state != "Suspended" or any(wait.kind == "signal" and wait.name == name for wait in waits):
+        return ""
+    return ", ".join(plain(wait) for wait in waits)
 
 
 def cancel(

@@ -22,11 +22,10 @@ _LOST = (
     asyncio.TimeoutError,
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.TooManyConnectionsError,
     asyncpg.InternalClientError,
+    asyncpg.OperatorInterventionError,  # shut down, starting, or a statement cancelled
+    asyncpg.InsufficientResourcesError,  # connections, memory, disk
+    asyncpg.ReadOnlySQLTransactionError,  # a standby: the other one has taken over
 )
 
 

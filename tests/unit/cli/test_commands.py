@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
+from perdure_operator.cli.dev import _again
 from perdure_operator.cli.main import app
 from perdure_operator.local.state import PodRecord, Session, StateDir
 
@@ -124,6 +126,7 @@ def test_get_lists_runs_as_kubectl_would(call: Callable[..., Result], gateway: F
     result = call("get")
     assert result.exit_code == 0, result.stderr
     header, row = result.stdout.splitlines()
+    assert (header, row) == (header.rstrip(), row.rstrip())
     assert cells(header) == ["NAME", "PHASE", "WAITING-FOR", "STEP/PROGRESS", "ATTEMPT", "POD", "AGE"]
     assert cells(row)[:5] == ["weekly", "Running", "2 steps", "1", "worker-3"]
     assert gateway.last()[2]["Authorization"] == "Bearer the-token"
@@ -201,6 +204,12 @@ def test_why_says_what_would_wake_it(call: Callable[..., Result], gateway: FakeG
     assert "to send it: perdure signal -n report weekly approve" in result.stdout
 
 
+def test_why_calls_the_pod_by_its_name(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    view: dict[str, Any] = {"state": "Running", "reason": "Leased", "message": f"runs on pod {POD_ID}", "since": None, "waitingFor": []}
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = view
+    assert call("why", "weekly").stdout == "Running\nLeased: runs on pod worker-3\n"
+
+
 def test_events_tell_a_story_with_the_pods_name(call: Callable[..., Result]) -> None:
     lines = call("events", "weekly").stdout.splitlines()
     assert "leased by worker-3 (epoch 2)" in lines[2]
@@ -260,6 +269,39 @@ def test_signal_sends_json(call: Callable[..., Result], gateway: FakeGateway, wo
     assert result.stdout == "signal approve sent (event 7 of default/weekly)\n"
     assert gateway.last()[1] == sent
     assert gateway.last()[2]["Idempotency-Key"] == "s-1"
+
+
+def test_a_signal_that_a_suspended_run_does_not_wait_for_is_sent_and_said(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    waits = [{"kind": "signal", "name": "approved"}, {"kind": "timer"}]
+    gateway.answers["GET /v1/namespaces/default/runs/weekly"] = run(state="Suspended", waitingFor=waits)
+    for name in ("aproved", "approved"):
+        gateway.answers[f"POST /v1/namespaces/default/runs/weekly/signals/{name}"] = {"seq": 7, "duplicate": False}
+    sent, other = call("signal", "weekly", "aproved").stdout.splitlines()
+    assert sent == "signal aproved sent (event 7 of default/weekly)"
+    assert other == "the run does not wait for it now; it waits for: signal approved, timer"
+    assert len(call("signal", "weekly", "approved").stdout.splitlines()) == 1
+
+
+def test_a_verb_on_a_run_that_has_ended_says_how_to_start_another(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    gateway.answers["POST /v1/namespaces/default/runs/weekly/pause"] = lambda _: problem(409, "run-finished", "it has ended", "No.")
+    result = call("pause", "weekly")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: it has ended\nA run that has ended stays ended. For a new one: ")
+    assert "perdure dev --fresh" in result.stderr
+
+
+def test_submit_of_a_run_that_has_ended_is_1_and_says_how_to_start_another(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    gateway.answers["GET /v1/namespaces/default/runs/weekly"] = run(state="Succeeded")
+    Path("run.yaml").write_text(
+        "{apiVersion: perdure.dev/v1alpha1, kind: AgentRun, metadata: {name: weekly}, spec: {agent: {poolRef: {name: worker}}}}\n"
+    )
+    result = call("submit", "run.yaml")
+    assert result.exit_code == 1
+    assert result.stdout == "default/weekly is there already (Succeeded)\n"
+    assert "metadata.name in run.yaml" in result.stderr
+    result = call("submit", "--pool", "worker", "--name", "weekly")
+    assert result.exit_code == 1
+    assert "perdure submit --pool worker --name NEW" in result.stderr
 
 
 def test_cancel_with_a_reason(call: Callable[..., Result], gateway: FakeGateway) -> None:
@@ -364,6 +406,25 @@ def test_without_a_session_it_says_how_to_get_one(call: Callable[..., Result], t
     assert "Start `perdure dev`" in result.stderr
 
 
+@pytest.mark.parametrize("crashed", [False, True])
+def test_while_dev_starts_it_says_so(call: Callable[..., Result], tmp_path: Path, crashed: bool) -> None:
+    """Also when an earlier session has left its addresses."""
+    state = StateDir(tmp_path / ".perdure")
+    if not crashed:
+        state.end_session()
+    state.acquire()
+    result = call("get")
+    assert result.exit_code == 4
+    assert f"perdure dev (process {os.getpid()}) is starting; wait for its line `ready:`" in result.stderr
+
+
+def test_the_lock_of_a_process_that_has_ended_starts_nothing(call: Callable[..., Result], tmp_path: Path) -> None:
+    lock = tmp_path / ".perdure" / "lock"
+    lock.write_text(str(os.getpid()))
+    os.utime(lock, (1, 1))
+    assert call("get").exit_code == 0
+
+
 def test_the_next_gateway_is_asked_when_one_is_gone(
     call: Callable[..., Result], gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,3 +444,9 @@ def test_an_answer_of_another_version_is_explained(call: Callable[..., Result], 
 def test_help_and_version(call: Callable[..., Result]) -> None:
     assert "Exit codes:" in call("--help").output
     assert call("--version").exit_code == 0
+    assert "<bool>" not in call("--help").output + call("kill", "--help").output + call("submit", "--help").output
+
+
+def test_the_command_that_goes_on_after_dev_repeats_what_matters() -> None:
+    assert _again([Path("examples/shell")], Path(".perdure"), None, "default") == "perdure dev -f examples/shell"
+    assert _again([Path("a b")], Path("/x"), 3, "n") == "perdure dev -f 'a b' --state-dir /x --max-pods 3 -n n"

@@ -49,10 +49,10 @@ class Loopback:
         self.webhook: list[str] = []
         self.lose_receipt = False
         self.deaf = False
-        self.url = ""
+        self.url = self.hook_url = ""
 
     async def run(self, _request: web.Request) -> web.Response:
-        context = {"runId": "r-1", "attempt": 1, "input": {"notifyUrl": f"{self.url}/hook"}, "journal": []}
+        context = {"runId": "r-1", "attempt": 1, "input": {"notifyUrl": self.hook_url or f"{self.url}/hook"}, "journal": []}
         return web.json_response(context)
 
     async def operation(self, request: web.Request) -> web.Response:
@@ -82,6 +82,9 @@ class Loopback:
                 outcome = WaitOutcome(status="satisfied", fired=fired)
                 return WaitAnswer(status="done", outcomes={body.key: outcome}) if self.approved else WaitAnswer(status="suspended")
             case ActivityBegin():
+                assert body.max_retries == 20
+                if self.activity == "failed":
+                    return ActivityDecision(decision="failed", key=KEY, message="the retries of this call are used up")
                 if self.activity is None:
                     self.activity = "running"
                     return ActivityDecision(decision="execute", key=KEY, token="t")
@@ -156,3 +159,14 @@ async def test_a_call_that_did_not_arrive_is_made_again(loopback: tuple[Loopback
     assert await state.start(port) == 0
     assert state.webhook == [KEY]
     assert state.activity == "succeeded"
+
+
+async def test_a_webhook_that_never_answers_fails_the_run_and_says_why(loopback: tuple[Loopback, int]) -> None:
+    state, port = loopback
+    state.approved, state.hook_url = True, "http://127.0.0.1:9/hook"
+    assert await state.start(port) == 1
+    assert state.finished is not None
+    assert state.finished.error is not None
+    assert state.finished.error.type == "NotifyFailed"
+    assert state.finished.error.message == "the webhook http://127.0.0.1:9/hook could not be reached, and all retries are used up"
+    assert not state.finished.error.retryable
