@@ -84,9 +84,8 @@ class FakePod:
             await asyncio.gather(self._tasks[0], return_exceptions=True)
 
     def hang(self) -> None:
-        """Neither reads nor writes any more; the connection stays."""
-        for task in self._tasks:
-            task.cancel()
+        """Reads nothing any more; the connection stays, and fills."""
+        self._tasks[0].cancel()
 
     def silence(self) -> None:
         """Stops beating; the connection stays."""

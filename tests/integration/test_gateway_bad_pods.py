@@ -220,13 +220,16 @@ async def test_a_pod_of_one_pool_does_not_serve_another(cluster: Cluster) -> Non
 
 
 async def test_a_connection_that_hangs_does_not_keep_its_pod_from_coming_back(cluster: Cluster) -> None:
-    """The network swallowed the first one: nobody answers there, not even a close."""
+    """The network swallowed the first one with megabytes on the way: nobody reads there, and a close does not get through."""
     gateway, api = await cluster.one()
     await api.create()
     pod = await cluster.holder(gateway)
+    await pod.op(b'{"op":"step.end","key":"step:big#0","name":"big","output":%b}' % text(LIMIT))
+    for _ in range(20):
+        pod.ask(wire.StepBegin(name="big"))
     pod.hang()
     again = cluster.new_pod(pod_id=pod.id)
     again.run, again.epoch = pod.run, pod.epoch
     await again.connect(gateway)
-    await again.lease(2)
+    await again.lease(5)
     assert await usable(again)

@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import asyncpg
 from tests.harness import runs
 from tests.harness.cluster import POOL, Cluster
 from tests.harness.pods import signal
-from tests.harness.postgres import locked, move_clock
+from tests.harness.postgres import locked, move_clock, waiters
 
 from perdure import protocol as wire
+from perdure_operator.store.store import Store
 
 KEY = "wait:go#0"
 
@@ -91,6 +93,22 @@ async def test_the_pools_limit_holds(cluster: Cluster) -> None:
     assert (view.state, view.reason) == ("Pending", "PoolLimit")
     await pods[0].finish()
     assert (await third.lease()).name == "three"
+
+
+async def test_the_limit_holds_when_two_gateways_look_at_once(database: str, store: Store, pg: asyncpg.Connection) -> None:
+    """Both have counted before either has committed: the table of leases can be read then, not written. The second looks at more runs than
+    the first has locked."""
+    for _ in range(4):
+        await runs.pending(store)
+    pods = {name: [await runs.idle_pod(store, gateway=name) for _ in range(count)] for name, count in (("a", 1), ("b", 4))}
+    await store.upsert_pool("default", "p", POOL, 1)
+    async with pg.transaction():
+        await pg.execute("lock table perdure.leases in share mode")
+        first = asyncio.ensure_future(store.dispatch("a", pods["a"]))
+        await waiters(database, 1)
+        second = asyncio.ensure_future(store.dispatch("b", pods["b"]))
+        await asyncio.wait([second], timeout=2)
+    assert [len(grants) for grants in await asyncio.gather(first, second)] == [1, 0]
 
 
 async def test_the_namespaces_limit_holds_and_tenants_share(cluster: Cluster) -> None:

@@ -175,3 +175,21 @@ async def test_many_runs_do_not_wait_for_the_one_that_is_locked(cluster: Cluster
             await asyncio.gather(*(pod.step(f"step:s#{n}") for pod in pods[1:]))
         assert not stuck.done()
     assert isinstance(await stuck, wire.Answer)
+
+
+async def test_nothing_younger_overtakes_a_refused_operation(cluster: Cluster) -> None:
+    """A worker may send on before it has read the refusal: what it sends is refused too, until the refused operation has come back."""
+    gateway, api = await cluster.one()
+    await api.create()
+    pod = await cluster.holder(gateway)
+    assert pod.run is not None
+    work = Script([step(0), step(1)])
+    async with locked(cluster.dsn, pod.run):
+        first = pod.ask(work.bodies[0], req=work.requests[0])
+        await waiters(cluster.dsn, 1)
+        assert isinstance(await first, wire.Refusal)
+    early = await pod.ask(work.bodies[1], req=work.requests[1])
+    assert isinstance(early, wire.Refusal)
+    assert early.problem.retryable
+    await work.collect(work.send(pod))
+    await work.check(cluster.pg, pod.run)

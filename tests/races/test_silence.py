@@ -71,6 +71,23 @@ async def test_a_silent_pod_loses_its_run_and_never_writes_again(cluster: Cluste
     assert await cluster.pg.fetchval("select count(*) from perdure.runs") == 1
 
 
+async def test_an_effect_is_not_repeated_while_its_silent_executor_may_still_act(cluster: Cluster) -> None:
+    gateway, api = await cluster.one(lease_seconds=LEASE)
+    await api.create()
+    pod = await cluster.holder(gateway)
+    body = wire.ActivityBegin(tool="send_mail", on_unknown="assume-not-done", timeout_seconds=3600)
+    first = await pod.get(wire.ActivityDecision, body)
+    pod.silence()
+    heir = await cluster.holder(gateway)
+    waiting = await heir.get(wire.ActivityDecision, body)
+    assert waiting.decision == "unknown"
+    assert 3500 < waiting.retry_after_seconds <= 3600 + LEASE
+    await cluster.store.pod_gone(pod.id, "PodDeleted")
+    granted = await heir.get(wire.ActivityDecision, body)
+    assert (granted.decision, granted.key, granted.attempt) == ("execute", first.key, 2)
+    assert granted.token != first.token
+
+
 async def test_a_pod_that_comes_back_too_late_is_told_so(cluster: Cluster) -> None:
     a, b = await cluster.start("a", "b", lease_seconds=LEASE)
     await cluster.api(a).create()

@@ -21,7 +21,7 @@ import structlog
 
 from perdure_operator.domain.errors import Busy, PerdureError, StoreError, Unavailable
 from perdure_operator.observability import metrics
-from perdure_operator.store.operations import Control, JournalStep, Operation, Outcome
+from perdure_operator.store.operations import Control, Fence, JournalStep, Operation, Outcome
 from perdure_operator.store.store import Store
 
 log = structlog.get_logger(__name__)
@@ -31,6 +31,8 @@ CONTROL_BATCH = 64
 STEPS_OF_ONE_RUN = 64
 WORKERS_PER_LANE = 2
 GIVE_UP_SECONDS = 20.0
+OWED_SECONDS = 30.0
+"""A client that has not sent a refused operation again by then has given it up."""
 
 Done = Callable[[Outcome | PerdureError], None]
 
@@ -40,6 +42,15 @@ class _Entry:
     operation: Operation
     done: Done
     since: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True)
+class _Owed:
+    """Operations of a lease that were refused, in order: none that is younger may be committed before they have come back."""
+
+    fence: Fence
+    requests: deque[UUID]
+    until: float
 
 
 class _Lane:
@@ -67,6 +78,7 @@ class Batcher:
         self._control = _Lane()
         self._slow_slots = asyncio.Semaphore(4)
         self._slow: set[asyncio.Task[None]] = set()
+        self._owed: dict[UUID, _Owed] = {}
 
     async def run(self) -> None:
         """The workers; ends only by cancellation or by a bug, which then ends the gateway."""
@@ -77,6 +89,9 @@ class Batcher:
 
     def submit(self, operation: Operation, done: Done) -> None:
         """Queues; ``done`` is called once, in the event loop, after the commit (or the refusal)."""
+        if self._out_of_turn(operation):
+            done(Unavailable("an earlier operation of this run was refused and has not been sent again yet"))
+            return
         queue = self._queues.get(operation.run)
         if queue is None:
             self._queues[operation.run] = deque((_Entry(operation, done),))
@@ -239,6 +254,31 @@ class Batcher:
         self._advance(run, 1)
 
     def _abandon(self, run: UUID, error: PerdureError) -> None:
-        """The run's next operation is not committed, or nobody knows: all that wait behind it are refused too, to keep the order."""
-        for entry in self._queues.pop(run):
+        """The run's next operation is not committed, or nobody knows: all that wait behind it are refused too, to keep the order, and what
+        the worker sends next has to wait until these have come back."""
+        entries = self._queues.pop(run)
+        worker = [entry.operation for entry in entries if entry.operation.fence is not None and entry.operation.request is not None]
+        if worker and worker[0].fence is not None:
+            requests = deque(operation.request for operation in worker if operation.request is not None)
+            self._owed[run] = _Owed(worker[0].fence, requests, time.monotonic() + OWED_SECONDS)
+        for entry in entries:
             self._finish(entry, error)
+
+    def _out_of_turn(self, operation: Operation) -> bool:
+        """Whether an operation of the same lease was refused before this one and is still to be sent again."""
+        owed = self._owed.get(operation.run)
+        if owed is None or operation.fence is None:
+            return False
+        if operation.fence != owed.fence or time.monotonic() > owed.until:
+            del self._owed[operation.run]
+            return False
+        if operation.request != owed.requests[0]:
+            return True
+        owed.requests.popleft()
+        if not owed.requests:
+            del self._owed[operation.run]
+        return False
+
+    def connected(self, run: UUID) -> None:
+        """The run's holder has connected anew: from here on it sends what is unanswered in order, to whichever gateway."""
+        self._owed.pop(run, None)

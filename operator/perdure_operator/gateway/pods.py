@@ -187,6 +187,8 @@ class Hub:
         if not 0 <= (hello.epoch or 0) <= translate.MAX_INT:
             raise InvalidInput(f"{hello.epoch} is no epoch")
         status = await self._store.pod_hello(pod.id, pod.pool, self._gateway, reuse=hello.reuse, run=believed, epoch=hello.epoch)
+        if status.run is not None and self.batcher is not None:
+            self.batcher.connected(status.run)
         before = self.pods.get(pod.id)
         self.pods[pod.id] = pod
         if before is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from typing import Any
 
 import asyncpg
 import pytest
+from tests.property.runs import columns
 
 from perdure_operator.store.store import NewRun, Store
 
@@ -32,20 +32,9 @@ async def other(database: str) -> AsyncIterator[asyncpg.Connection]:
     await connection.close()
 
 
-async def runs(store: Store, count: int, **columns: Any) -> list[uuid.UUID]:
-    created = await store.create_runs([new_run(**columns) for _ in range(count)])
+async def runs(store: Store, count: int) -> list[uuid.UUID]:
+    created = await store.create_runs([NewRun(columns(uuid.uuid4(), POOL), b"null") for _ in range(count)])
     return [c.run for c in created]
-
-
-def new_run(**columns: Any) -> NewRun:
-    run = uuid.uuid4()
-    return NewRun(
-        {
-            "run_id": run, "namespace": "ns", "name": str(run), "pool": POOL, "max_retries": 3, "backoff_seconds": 1, "max_backoff_seconds": 5,
-            "max_losses": 3, "max_tool_retries": 3, "grace_seconds": 10, "spec": {},
-        } | columns,
-        b"null",
-    )  # fmt: skip
 
 
 async def idle_pod(store: Store, gateway: str = GATEWAY, *, reuse: bool = True) -> uuid.UUID:
@@ -58,7 +47,7 @@ async def waits_for_a_lock(connection: asyncpg.Connection, function: str) -> Non
     """Returns when somebody's call of ``function`` waits for a row that another has locked."""
     query = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like $1 and pid <> pg_backend_pid()"
     while not await connection.fetchval(query, f"%{function}(%"):
-        await asyncio.sleep(0.005)
+        await connection.execute("select pg_sleep(0.005)")
 
 
 @pytest.mark.parametrize("limit", ["pool", "tenant"])

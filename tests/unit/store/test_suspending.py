@@ -1,0 +1,79 @@
+"""Suspending looks at everything that is due, not at the waits alone; and a stale beat renews nobody's lease."""
+
+from __future__ import annotations
+
+import uuid
+
+import asyncpg
+
+from perdure_operator.store.operations import Control, Fence
+from perdure_operator.store.store import Beat, NewRun, Store
+
+COLUMNS = {
+    "namespace": "ns",
+    "pool": "ns/p",
+    "max_retries": 3,
+    "backoff_seconds": 0,
+    "max_backoff_seconds": 0,
+    "max_losses": 3,
+    "max_tool_retries": 3,
+    "grace_seconds": 10,
+    "spec": {},
+}
+
+
+async def running(store: Store, run: uuid.UUID | None = None) -> tuple[uuid.UUID, Fence]:
+    """A run that a pod of gateway ``g`` holds; a new one, or ``run`` once more."""
+    if run is None:
+        await store.upsert_pool("ns", "p", {}, None)
+        run = uuid.uuid4()
+        await store.create_runs([NewRun({**COLUMNS, "run_id": run, "name": str(run)}, b"null")])
+    pod = uuid.uuid4()
+    await store.pod_hello(pod, "ns/p", "g", reuse=False, run=None, epoch=None)
+    [grant] = await store.dispatch("g", [pod])
+    assert grant.run == run
+    return run, Fence(grant.epoch, pod)
+
+
+def wait(run: uuid.UUID, fence: Fence, kind: str, name: str) -> Control:
+    body = {"key": "w", "name": "w", "mode": "any", "on": [{"kind": kind, "name": name}], "timeoutSeconds": None, "suspend": True}
+    return Control(run, "wait", body, fence, uuid.uuid4())
+
+
+async def test_a_cancel_before_the_suspension_cancels(database: str) -> None:
+    store = await Store.connect(database)
+    run, fence = await running(store)
+    await store.control([Control(run, "cancel", {"by": "test", "reason": ""}, request=uuid.uuid4())])
+    [outcome] = await store.control([wait(run, fence, "signal", "never")])
+    assert outcome.state == "Cancelled"
+    assert await store.verify() == []
+    await store.close()
+
+
+async def test_a_child_that_is_done_but_not_applied_wakes_at_the_suspension(database: str) -> None:
+    store = await Store.connect(database)
+    run, fence = await running(store)
+    child = uuid.uuid4()
+    spec = {**COLUMNS, "run_id": child, "name": str(child)}
+    await store.control([Control(run, "spawn", {"key": "c", "run": spec}, fence, uuid.uuid4(), b"null", child)])
+    held, its = await running(store, child)
+    await store.control([Control(held, "finish", {"outcome": "succeeded"}, its, uuid.uuid4(), b"1")])
+    [outcome] = await store.control([wait(run, fence, "child_done", str(child))])
+    assert outcome.state == "Pending"
+    assert await store.verify() == []
+    await store.close()
+
+
+async def test_a_stale_beat_renews_no_lease(database: str) -> None:
+    store = await Store.connect(database)
+    run, old = await running(store)
+    await store.pod_gone(old.holder, "PodKilled")
+    _, heir = await running(store, run)
+    connection = await asyncpg.connect(database)
+    before = await connection.fetchval("select beat_at from perdure.leases where run_id = $1", run)
+    for epoch, holder in ((old.epoch, old.holder), (old.epoch, heir.holder), (heir.epoch, old.holder)):
+        assert await store.heartbeat("g", [Beat(run, epoch, holder)], []) == []
+    assert await connection.fetchval("select beat_at from perdure.leases where run_id = $1", run) == before
+    assert [alive.run for alive in await store.heartbeat("g", [Beat(run, heir.epoch, heir.holder)], [])] == [run]
+    await connection.close()
+    await store.close()
