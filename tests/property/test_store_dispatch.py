@@ -11,9 +11,10 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.property.runs import columns
+from tests.property.twin import Twin
 
 from perdure_operator.store.operations import Control
-from tests.property.twin import Twin
 
 GATEWAY = "g0"
 POOL = "ns/p"
@@ -33,13 +34,8 @@ class Fleet(Twin):
             self.pods.append(UUID(int=0xF0000 + next(self._ids)))
             self.hello(self.pods[-1], POOL, GATEWAY, reuse=True, believes=None)
 
-    def add_run(self, namespace: str, priority: int = 0, **more: Any) -> UUID:
-        run = str(UUID(int=next(self._ids)))
-        columns = {
-            "run_id": run, "namespace": namespace, "name": run, "pool": POOL, "priority": priority, "max_retries": 1, "backoff_seconds": 2,
-            "max_backoff_seconds": 5, "max_losses": 1, "max_tool_retries": 1, "grace_seconds": 10, "spec": {},
-        }  # fmt: skip
-        created = self.create(columns | more)
+    def add_run(self, namespace: str, priority: int = 0) -> UUID:
+        created = self.create(columns(UUID(int=next(self._ids)), POOL, namespace=namespace, priority=priority))
         assert created is not None
         return created
 

@@ -18,12 +18,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from tests.property.runs import columns
+from tests.property.twin import GATEWAYS, Twin
 
 from perdure_operator.domain.lease import Weight
 from perdure_operator.domain.run import State
 from perdure_operator.store.memory import Run
 from perdure_operator.store.operations import Control, Fence, JournalStep, SliceWrite
-from tests.property.twin import GATEWAYS, Twin
 
 POOLS = ("ns/a", "ns/b")
 PODS = tuple(UUID(int=0xD0 + n) for n in range(4))
@@ -37,9 +38,11 @@ HOW = ("live",) * 10 + ("epoch", "holder")
 KEYS = ((0,), (1,), (2,), (3,), (0, 1), (1, 2), (2, 0, 3))
 SLICES = ((), (), ("s",), ("s+",), ("t+",), ("s", "t+"), ("s+", "t"))
 _ONE = (
-    ("signal", "go"), ("signal", "go"), ("signal", "stop"), ("signal", "a/b"), ("timer", 0), ("timer", 30), ("timer", 300), ("at", -10), ("at", 60),
-    ("child_done", 0), ("child_done", 0), ("child_done", 1),
-)  # fmt: skip
+    *(("signal", name) for name in ("go", "go", "stop", "a/b")),
+    *(("timer", seconds) for seconds in (0, 30, 300)),
+    *(("at", seconds) for seconds in (-10, 60)),
+    *(("child_done", n) for n in (0, 0, 1)),
+)
 CONDITIONS = (*((one,) for one in _ONE), *itertools.combinations(_ONE, 2), *itertools.combinations(_ONE, 3))
 Rule = TypeVar("Rule", bound=Callable[..., None])
 
@@ -108,12 +111,8 @@ class StoreAgainstOracle(RuleBasedStateMachine):
     def fence(self, run: Run, how: str) -> Fence:
         return Fence(run.epoch - (how == "epoch"), STRANGER if how == "holder" or run.holder is None else run.holder)
 
-    def columns(self, **more: Any) -> dict[str, Any]:
-        run = str(self.mint())
-        return {
-            "run_id": run, "namespace": "ns", "name": run, "pool": "ns/a", "parent_policy": "cancel", "max_retries": 1, "backoff_seconds": 2,
-            "max_backoff_seconds": 5, "max_losses": 1, "max_tool_retries": 1, "grace_seconds": 10, "spec": {},
-        } | more  # fmt: skip
+    def columns(self, pool: str = POOLS[0], **more: Any) -> dict[str, Any]:
+        return columns(self.mint(), pool, **more)
 
     def do(self, *operations: Control, direct: int | None = None) -> list[dict[str, Any]]:
         self.tick()
@@ -260,8 +259,8 @@ class StoreAgainstOracle(RuleBasedStateMachine):
         run = self.worker(n)
         fence = self.fence(run, how)
         body = {
-            "key": f"k{key}", "tool": "t", "effect": effect, "policy": policy, "fingerprint": print_, "scopeIsIdentity": False, "occurrence": 0,
-            "step": None, "token": str(self.mint()), "timeoutSeconds": 20, "leaseSeconds": 10, "maxRetries": retries,
+            "key": f"k{key}", "tool": "t", "effect": effect, "policy": policy, "fingerprint": print_, "scopeIsIdentity": False,
+            "occurrence": 0, "step": None, "token": str(self.mint()), "timeoutSeconds": 20, "leaseSeconds": 10, "maxRetries": retries,
         }  # fmt: skip
         [answer] = self.do(Control(run.id, "activity.begin", body, fence, self.mint(), b"{}"))
         self.remember(run, answer, fence)

@@ -1,7 +1,7 @@
 """The real store and the oracle side by side: every operation goes to both, and whatever they answer or hold must be the same.
 
-Time stands still: ``perdure.now()`` of the test's own database gives a fixed instant plus ``perdure.clock.shift``, so nothing depends on how
-fast the machine is. The oracle's random part of a backoff is asked from the database once a run.
+Time stands still: ``perdure.now()`` of the test's own database gives a fixed instant plus ``perdure.clock.shift``, so nothing depends on
+how fast the machine is. The oracle's random part of a backoff is asked from the database once a run.
 """
 
 from __future__ import annotations
@@ -31,21 +31,28 @@ STOPPED_CLOCK = """
 create or replace function perdure.now() returns timestamptz language sql volatile as
 $$ select '2030-01-01 00:00:00+00'::timestamptz + shift from perdure.clock $$
 """
-_TABLES = "runs, run_specs, events, requests, blobs, journal, waits, wait_conditions, wakeups, leases, pods, ledger, slices, checkpoints, pools, tenants, terminated_pods"
-_EMPTY = "truncate " + ", ".join(f"perdure.{table.strip()}" for table in _TABLES.split(","))
+_TABLES = (
+    "runs run_specs events requests blobs journal waits wait_conditions wakeups leases pods ledger slices checkpoints pools tenants "
+    "terminated_pods"
+)
+_EMPTY = "truncate " + ", ".join(f"perdure.{table}" for table in _TABLES.split())
 _JITTER = "select (hashtext($1::uuid::text || n) & 2147483647) % 1000 / 999.0 from generate_series(1, 20) n"
 _RUNS = """
 select r.run_id::text, r.state, r.reason, r.epoch, r.holder::text, r.attempt, r.failures, r.losses, r.steps, r.last_seq,
-  r.error ->> 'type' as error_type, r.cancel_requested, r.paused, r.wake_due, r.runnable_at, r.rank, r.deadline_at, r.cancel_due_at, r.active_ms, r.active_since,
+  r.error ->> 'type' as error_type, r.cancel_requested, r.paused, r.wake_due, r.runnable_at, r.rank, r.deadline_at,
+  r.cancel_due_at, r.active_ms,
+  r.active_since,
   (select array_agg(e.kind order by e.seq) from perdure.events e where e.run_id = r.run_id) as log,
   (select array_agg(x ->> 'kind' order by n) from jsonb_array_elements(r.reasons) with ordinality a(x, n)) as reasons,
   (select jsonb_object_agg(j.key, jsonb_build_array(j.kind, j.state, j.seq)) from perdure.journal j where j.run_id = r.run_id) as journal,
   (select jsonb_object_agg(w.key, w.state) from perdure.waits w where w.run_id = r.run_id) as waits,
-  (select jsonb_agg(jsonb_build_array(w.kind, w.name, w.id, w.seq, w.bound_key)) from perdure.wakeups w where w.run_id = r.run_id) as wakeups,
+  (select jsonb_agg(jsonb_build_array(w.kind, w.name, w.id, w.seq, w.bound_key)) from perdure.wakeups w
+   where w.run_id = r.run_id) as wakeups,
   (select jsonb_object_agg(l.key, jsonb_build_array(l.state, l.attempts, l.token, l.policy, l.executor_ended, l.response is not null,
                                                     extract(epoch from l.safe_at)))
    from perdure.ledger l where l.run_id = r.run_id) as ledger,
-  (select jsonb_agg(jsonb_build_array(s.seq, s.name, s.append) order by s.seq, s.name) from perdure.slices s where s.run_id = r.run_id) as slices,
+  (select jsonb_agg(jsonb_build_array(s.seq, s.name, s.append) order by s.seq, s.name) from perdure.slices s
+   where s.run_id = r.run_id) as slices,
   (select jsonb_object_agg(p.pod_id, jsonb_build_array(p.state, p.run_id, p.gateway)) from perdure.pods p) as pods
 from perdure.runs r
 """
@@ -170,7 +177,7 @@ class Twin:
         assert bool(alive) == self.oracle.beat(run, epoch, pod)
 
     def settle_everything(self) -> None:
-        """What the background services do, until nothing is due. That must come to an end: what is due and stays due would be a busy loop."""
+        """What the background services do, until nothing is due. That must end: what stays due would be a busy loop."""
         for _ in range(len(self.oracle.runs) + 2):
             due = [*self.wait(self.store.due_runs()), *self.wait(self.store.unapplied_runs())]
             if not due:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import inspect
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
@@ -25,9 +26,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, T]]
 
-# What the standard library looks at to tell whether calling an object gives a coroutine; objects are not functions.
-_MARK = getattr(asyncio.coroutines, "_is_coroutine", True)
-
 
 class Durable(ABC, Generic[P, C, R]):
     """A decorated function. ``C`` is what a call gives (a coroutine, or for a synchronous function the result), ``R`` the result."""
@@ -36,8 +34,7 @@ class Durable(ABC, Generic[P, C, R]):
         self._signature = signature
         functools.update_wrapper(cast("Any", self), signature.fn)
         if signature.is_async:
-            self._is_coroutine = _MARK
-            self._is_coroutine_mark = _MARK
+            _mark_async(self)
 
     @abstractmethod
     def _prepared(self, here: Here, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work[R]:
@@ -67,6 +64,15 @@ class Durable(ABC, Generic[P, C, R]):
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
+
+
+def _mark_async(decorated: object) -> None:
+    """Frameworks ask the standard library whether a call gives a coroutine; of an object that is no function it must be told."""
+    mark = getattr(inspect, "markcoroutinefunction", None)  # from Python 3.12 on
+    if mark is not None:
+        mark(decorated)
+    else:
+        cast("Any", decorated)._is_coroutine = getattr(asyncio.coroutines, "_is_coroutine", None)
 
 
 def dispatch(execution: Execution, work: Work[T], *, blocking: bool) -> Any:
