@@ -50,7 +50,7 @@ dev: venv ## gateway, Postgres and workers on this machine, for the report examp
 
 test: venv lint verify ## lint, generated files, then every test
 	$(SAY) "tests"
-	@$(PY) -m pytest -q -p no:xdist
+	@$(PY) -m pytest -q -n 0
 
 lint: venv ## ruff, formatting, types, layers
 	$(SAY) "ruff"
