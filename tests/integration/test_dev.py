@@ -145,6 +145,7 @@ def test_once_runs_everything_and_fails_when_one_failed(machine: Machine) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_after_every_kind_of_death_the_run_goes_on(machine: Machine) -> None:
     machine.manifest(long="{ steps: 1000, seconds: 0.2 }", waiting="{ steps: 1, signal: go }")
     machine.dev("-f", "runs.yaml")

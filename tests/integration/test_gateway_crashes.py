@@ -19,7 +19,7 @@ from tests.harness.worker import STEPS, World, fleet, insistent
 
 from perdure_operator.local.embedded_postgres import EmbeddedPostgres
 
-RUNS, PODS, LEASE = 30, 12, 1.5
+RUNS, PODS, LEASE = 24, 12, 1.5
 PATIENCE = 60.0
 
 
@@ -106,7 +106,7 @@ async def test_postgres_and_gateways_are_killed_under_load(own_cluster: Cluster,
         await own_postgres.start()
         await cluster.reconnect()
 
-    await check(cluster, world, await storm(cluster, world, blow, 8))
+    await check(cluster, world, await storm(cluster, world, blow, 6))
 
 
 async def test_what_people_see_of_an_outage(own_cluster: Cluster, own_postgres: EmbeddedPostgres) -> None:

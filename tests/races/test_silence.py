@@ -110,7 +110,7 @@ async def test_a_pod_that_only_beats_keeps_its_run_under_a_storm_of_signals(clus
 
     async def storm(n: int) -> None:
         api = cluster.api((a, b)[n % 2])
-        while asyncio.get_running_loop().time() < started + 3 * LEASE:
+        while asyncio.get_running_loop().time() < started + 2 * LEASE:
             await api.signal(run, "noise", n)
 
     await asyncio.gather(*(storm(n) for n in range(6)))
@@ -126,12 +126,12 @@ async def test_an_outage_of_postgres_costs_no_lease(own_cluster: Cluster, own_po
     pods = [await cluster.holder((a, b)[n % 2]) for n in range(6)]
     await own_postgres.kill()
     open_ = [pod.ask(wire.StepEnd(key="step:during#0", name="s")) for pod in pods]
-    await asyncio.sleep(1.6 * LEASE)  # the outage itself
+    await asyncio.sleep(1.3 * LEASE)  # the outage itself
     await own_postgres.start()
     await cluster.reconnect()
     # Operations that were sent in the outage are answered after it.
     assert all(isinstance(frame, wire.Answer) for frame in await asyncio.gather(*open_))
-    await asyncio.sleep(2 * LEASE)  # long enough for a reaper that had not waited
+    await asyncio.sleep(1.4 * LEASE)  # long enough for a reaper that had not waited
     assert await cluster.pg.fetchval("select count(*) from perdure.events where kind = 'run.lost'") == 0
     for pod in pods:
         assert await pod.finish() == "Succeeded"

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import time
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -78,8 +79,12 @@ def _kill(pid: int) -> None:
         return
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+    if _libc().prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -13,7 +13,7 @@ from examples.report.follow import following
 from examples.report.gateway import Gateway
 from tests.unit.examples.outside import Outside
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 async def test_the_demo_ends_with_a_good_verdict(tmp_path: Path) -> None:
