@@ -120,7 +120,7 @@ begin
       r.result := p_output;
       r := perdure.move(r, 'succeed', 'Succeeded', '', p_now);
     when 'failed' then
-      r.error := p_body -> 'error';
+      r.error := case when r.cancel_requested then null else p_body -> 'error' end;
       r := case when r.cancel_requested then perdure.move(r, 'cancel', 'Cancelled', v_message, p_now)
                 else perdure.move(r, 'fail', coalesce(nullif(v_type, ''), 'Failed'), v_message, p_now) end;
     when 'retry' then
