@@ -6,6 +6,7 @@ Every case of a table is sent; all that were not refused as they should are repo
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -76,6 +77,8 @@ async def test_sizes(cluster: Cluster) -> None:
     async with nothing_stored(cluster.pg) as complaints:
         complaints.reply("one byte too many", await api.raw("POST", path, data=text(LIMIT + 1)), "payload-too-large")
         complaints.reply("a batch of 9 MB", await api.raw("POST", "/runs", data=text(9_000_000)), "payload-too-large")
+        bomb = gzip.compress(text(50_000_000))
+        complaints.reply("a bomb", await api.raw("POST", path, data=bomb, headers={"Content-Encoding": "gzip"}), "payload-too-large")
         complaints.reply("a long reason", await api.raw("POST", f"/runs/{run}/pause", data=text(20_000)), "payload-too-large")
         async with api.gateway.http.post(api.gateway.url + api.base + path, data=chunks(LIMIT + 1), headers=api.headers) as response:
             reply = Reply(response.status, response.content_type, await response.read())

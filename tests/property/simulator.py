@@ -15,14 +15,14 @@ from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from enum import Enum
-from functools import partial
 from random import Random
 from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
 import msgspec
+from tests.property.faults import FaultyStore, Saboteur
+from tests.property.runs import columns
 
 from perdure_operator.domain.errors import Busy, Unavailable
 from perdure_operator.store.operations import Control, Fence, JournalStep, Outcome, SliceWrite
@@ -43,48 +43,10 @@ SIGNALS = ("go", "stop")
 OVER = {"lease-lost", "run-finished", "not-running", "deadline-exceeded"}
 
 
-class Fault(Enum):
-    BEFORE = "before"
-    AFTER = "after"
-    KILL = "kill"
-    CANCEL = "cancel"
-
-
-class FaultyStore(Store):
-    """A store whose calls fail with probability ``rate``. ``saboteur`` is the connection that kills the others."""
-
-    random: Random
-    saboteur: asyncpg.Connection
-    rate: float = 0.0
-
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy]:
-        fault = self.random.choice(tuple(Fault)) if self.random.random() < self.rate else None
-        if fault is Fault.BEFORE:
-            raise Unavailable("simulated: never sent")
-        kill: asyncio.Task[None] | None = None
-        async with super().connection() as connection:
-            if fault in (Fault.KILL, Fault.CANCEL):
-                kill = asyncio.create_task(self._kill(connection.get_server_pid(), fault, self.random.random() * 0.004))
-            try:
-                yield connection
-            finally:
-                if kill is not None:
-                    await kill
-        if fault is Fault.AFTER:
-            raise Unavailable("simulated: the answer was lost")
-
-    async def _kill(self, pid: int, fault: Fault, delay: float) -> None:
-        await asyncio.sleep(delay)
-        await self.saboteur.execute(f"select pg_{'terminate' if fault is Fault.KILL else 'cancel'}_backend($1)", pid)
-
-
 @dataclass
 class Execution:
     """A granted call of a tool. ``acts_at``: when it will act (seconds of the database's clock), None when it has or never will."""
 
-    effect: str
-    policy: str
     pod: UUID
     acts_at: float | None = None
     acted: bool = False
@@ -192,7 +154,7 @@ class World:
             if answer["policy"] == "query":
                 self.expect(not any(e.acted for e in earlier), f"{name} was granted again although it had happened")
         self.expect((run, key) not in self.settled, f"{name} was granted again after its receipt was taken")
-        execution = Execution(answer["effect"], answer["policy"], pod)
+        execution = Execution(pod)
         earlier.append(execution)
         return execution
 
@@ -222,11 +184,15 @@ class World:
             await asyncio.sleep(0.003)
 
     async def staff(self, gateway: str, pool: str) -> None:
-        """Keeps one pod connected: brings its leases to a worker, and replaces it when it is used up or was killed."""
-        store = self.stores[gateway]
-        pod, reuse = self.mint(), self.random.random() < 0.7
+        """One place for a pod, filled again whenever the pod in it is used up or was killed."""
         while not self.over:
-            status = await self.sure(partial(store.pod_hello, pod, pool, gateway, reuse=reuse, run=None, epoch=None))
+            await self.pod(self.mint(), gateway, pool, reuse=self.random.random() < 0.7)
+
+    async def pod(self, pod: UUID, gateway: str, pool: str, *, reuse: bool) -> None:
+        """One pod from its first hello to its end: brings its leases to a worker."""
+        store, alive = self.stores[gateway], True
+        while alive and not self.over:
+            status = await self.sure(lambda: store.pod_hello(pod, pool, gateway, reuse=reuse, run=None, epoch=None))
             if status.status == "leased" and status.run is not None and status.epoch is not None:
                 self.granted(status.run, status.epoch, pod, gateway)
             self.pods[pod] = gateway
@@ -238,15 +204,12 @@ class World:
             alive = status.status != "retire" and (lease is None or await self.work(lease))
             self.leases.pop(pod, None)
             if alive and reuse and lease is not None:
-                alive = await self.sure(partial(store.pod_idle, pod, gateway))
-            if not alive:
-                del self.pods[pod]
-                if self.random.random() < 0.7 or status.status == "retire":
-                    self.terminated(pod)
-                    reason = self.random.choice(("PodDeleted", "AgentExited", "Evicted"))
-                    lost = await self.sure(partial(store.pod_gone, pod, reason))
-                    self.say(f"{pod.hex[-4:]} gone, lost {[run.hex[-4:] for run in lost]}")
-                pod, reuse = self.mint(), self.random.random() < 0.7
+                alive = await self.sure(lambda: store.pod_idle(pod, gateway))
+        del self.pods[pod]
+        if self.random.random() < 0.7:
+            self.terminated(pod)
+            lost = await self.sure(lambda: store.pod_gone(pod, self.random.choice(("PodDeleted", "AgentExited", "Evicted"))))
+            self.say(f"{pod.hex[-4:]} gone, lost {[run.hex[-4:] for run in lost]}")
 
     async def people(self) -> None:
         """Signals, each sent once or more; cancel, pause, resume; and the clock."""
@@ -403,11 +366,7 @@ class World:
     # ------------------------------------------------------------------------------------------------------ beginning and end
 
     def columns(self, pool: str, policy: str = "cancel") -> dict[str, Any]:
-        run = str(self.mint())
-        return {
-            "run_id": run, "namespace": "ns", "name": run, "pool": pool, "parent_policy": policy, "max_retries": 20, "backoff_seconds": 1,
-            "max_backoff_seconds": 4, "max_losses": 3, "max_tool_retries": 9, "grace_seconds": 5, "spec": {},
-        }  # fmt: skip
+        return columns(self.mint(), pool, parent_policy=policy, max_retries=20, backoff_seconds=1, max_losses=3, max_tool_retries=9)
 
     async def begin(self) -> None:
         await self.plain.upsert_pool("ns", "a", {}, POOL_LIMIT)
@@ -452,12 +411,10 @@ class World:
             if not left:
                 return
             for run in left:
-                verbs = [
-                    Control(run, "resume", {}, None, self.mint()),
-                    *([Control(run, "cancel", {}, None, self.mint())] if n > 40 else []),
-                ]
+                for verb in ("resume", "cancel") if n > 40 else ("resume",):
+                    await self.control(gateway, Control(run, verb, {}, None, self.mint()))
                 signals = [Control(run, "signal", {"name": name, "id": f"last {n}"}, None, self.mint(), b"1") for name in SIGNALS]
-                await self.control(gateway, *verbs, *signals)
+                await self.control(gateway, *signals)
             await self.pass_time(20)
             await asyncio.sleep(0.01)
         self.expect(False, f"these runs do not end: {left}")
@@ -472,12 +429,10 @@ class World:
                 "select run_id, f ->> 'source' as source from perdure.journal, jsonb_array_elements(data -> 'fired') f "
                 "where kind = 'wait' and f ->> 'kind' = 'signal'"
             )
-            journal = {
-                (row["run_id"], row["key"]): row["output"][1:]
-                for row in await connection.fetch("select * from perdure.journal where kind = 'step'")
-            }
+            journaled = await connection.fetch("select run_id, key, output from perdure.journal where kind = 'step'")
             slices = await connection.fetch("select run_id, value from perdure.slices where name = 'log'")
             ledger = await connection.fetch("select run_id, key, state from perdure.ledger")
+        journal = {(row["run_id"], row["key"]): row["output"][1:] for row in journaled}
         for signal, count in self.signals.items():
             self.expect(count == 1, f"signal {signal} was accepted {count} times as new")
             self.expect(kept[signal] == 1, f"signal {signal} was acknowledged and is not there")
@@ -495,29 +450,18 @@ class World:
 
 @asynccontextmanager
 async def world(dsn: str, seed: int) -> AsyncIterator[World]:
-    saboteur = await asyncpg.connect(dsn)
+    connection = await asyncpg.connect(dsn)
     random = Random(seed)
     stores = {gateway: await FaultyStore.connect(dsn, connections=5) for gateway in ("g0", "g1")}
     for store in stores.values():
-        store.random, store.saboteur = Random(random.random()), _Serial(saboteur)  # type: ignore[assignment]
+        store.random, store.saboteur = Random(random.random()), Saboteur(connection)
     plain = await Store.connect(dsn, connections=3)
     try:
         yield World(seed, stores, plain)
     finally:
         for store in (*stores.values(), plain):
             await store.close()
-        await saboteur.close()
-
-
-class _Serial:
-    """A connection that several use, one at a time."""
-
-    def __init__(self, connection: asyncpg.Connection) -> None:
-        self._connection, self._lock = connection, asyncio.Lock()
-
-    async def execute(self, *arguments: Any) -> None:
-        async with self._lock:
-            await self._connection.execute(*arguments)
+        await connection.close()
 
 
 def run(dsn: str, seed: int, seconds: float) -> World:

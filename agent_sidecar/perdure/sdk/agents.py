@@ -93,12 +93,7 @@ class _Attempt:
             return await self._failed(error)
         finally:
             strand.end()
-        return await self._returned(output)
-
-    async def _returned(self, output: bytes) -> int:
-        """A cancel may have been swallowed on the way."""
-        if self._execution.cancelled:
-            return await self._finish("cancelled")
+        # A cancel that was swallowed on the way makes the gateway refuse this, and _finish obey.
         return await self._finish("succeeded", output=output)
 
     async def _failed(self, error: BaseException) -> int:

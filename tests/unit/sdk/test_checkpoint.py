@@ -160,6 +160,19 @@ def test_dirty_slices_travel_with_step_wait_and_end() -> None:
     assert (sim.result, sim.session("talk")) == (1, ["in the step"])
 
 
+def test_what_a_failed_attempt_did_between_its_steps_is_not_kept() -> None:
+    """The next attempt does it again."""
+
+    @agent
+    async def main(run: Run) -> list[str]:
+        run.session[TALK].append(f"attempt {run.attempt}")
+        if run.attempt == 1:
+            raise ConnectionError("no")
+        return list(run.session[TALK])
+
+    assert Simulation(main).run().result == ["attempt 2"]
+
+
 def test_a_slice_that_starts_fresh_is_an_event() -> None:
     newer = Slice("progress", Progress, version=2)
     slices = iter([PROGRESS, newer])
