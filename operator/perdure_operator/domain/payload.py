@@ -11,6 +11,8 @@ import math
 import re
 from typing import Any, NoReturn
 
+import msgspec
+
 from perdure_operator.domain.errors import InvalidInput, PayloadTooLarge
 
 MAX_BYTES = 2_000_000
@@ -73,10 +75,44 @@ def _walk_strings(value: Any) -> None:
             stack.extend(item)
 
 
+_UNSURE: Any = object()
+_PLAIN_BYTES = 4096
+_PLAIN_CONTAINERS = 16
+_NOT_PLAIN = (b"\\", b" :", b"\t:", b"\r:", b"\n:")
+_plain_decoder = msgspec.json.Decoder()
+
+
+def _keys(value: Any) -> int:
+    """Of all objects in it together."""
+    if type(value) is dict:
+        return len(value) + sum(_keys(item) for item in value.values() if type(item) in (dict, list))
+    if type(value) is list:
+        return sum(_keys(item) for item in value if type(item) in (dict, list))
+    return 0
+
+
+def _plain(raw: bytes) -> Any:
+    """The value of small, plain JSON, in a third of the time; ``_UNSURE`` of everything else, right or wrong.
+
+    msgspec is as strict as the rules above but for keys that stand twice. Without a backslash no string holds a quote, and without white
+    space before a colon each key is followed by ``":``, which then stands nowhere else: there are as many as keys in the result, unless
+    one stood twice.
+    """
+    if len(raw) > _PLAIN_BYTES or sum(map(raw.count, _OPEN)) > _PLAIN_CONTAINERS or any(map(raw.count, _NOT_PLAIN)):
+        return _UNSURE
+    try:
+        value = _plain_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _UNSURE
+    return value if _keys(value) == raw.count(b'":') else _UNSURE
+
+
 def check_json(raw: bytes, what: str = "the value", *, limit: int = MAX_BYTES, depth: int = MAX_DEPTH) -> Any:
     """Decodes ``raw`` strictly and gives the value. Raises InvalidInput or PayloadTooLarge, naming ``what``."""
     if len(raw) > limit:
         raise PayloadTooLarge(f"{what} has {len(raw)} bytes; at most {limit} are allowed")
+    if depth >= _PLAIN_CONTAINERS and (plain := _plain(raw)) is not _UNSURE:
+        return plain
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -158,7 +158,7 @@ class Batcher:
                 outcomes = await self._one_by_one(batch)
         metrics.COMMIT_SECONDS.observe(time.monotonic() - started)
         metrics.BATCH_SIZE.observe(len(batch))
-        done: Counter[UUID] = Counter()
+        done: dict[UUID, int] = {}
         stopped: dict[UUID, PerdureError | None] = {}
         for entry, outcome in zip(batch, outcomes, strict=True):
             run = entry.operation.run
@@ -169,10 +169,10 @@ class Batcher:
             elif isinstance(outcome, Busy | Unavailable):
                 stopped[run] = outcome
             else:
-                done[run] += 1
+                done[run] = done.get(run, 0) + 1
                 self._finish(entry, outcome)
-        for run in {entry.operation.run for entry in batch}:
-            self._advance(run, done[run], stopped.get(run), locked=run in stopped)
+        for run in done | stopped:
+            self._advance(run, done.get(run, 0), stopped.get(run), locked=run in stopped)
 
     async def _until_answered(self, batch: list[_Entry], *, wait: bool = False) -> list[Outcome]:
         pause = 0.05

@@ -88,4 +88,4 @@ def lease(context: Context) -> wire.Lease:
 def held(context: Context, pod: UUID) -> Held:
     run = context.run
     spec: dict[str, Any] = msgspec.json.decode(run["spec"])
-    return Held(run["run_id"], run["namespace"], run["name"], run["pool"], Fence(run["epoch"], pod), spec)
+    return Held(run["run_id"], str(run["run_id"]), run["namespace"], run["name"], run["pool"], Fence(run["epoch"], pod), spec)

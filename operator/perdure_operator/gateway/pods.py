@@ -32,6 +32,7 @@ from perdure_operator.domain.payload import check_json
 from perdure_operator.gateway import delivery, translate
 from perdure_operator.gateway.auth import PodIdentity
 from perdure_operator.observability import metrics
+from perdure_operator.store.ids import parse_uuid
 from perdure_operator.store.operations import Control, Fence, Operation, Outcome
 from perdure_operator.store.payload import Payloads
 from perdure_operator.store.store import Store
@@ -45,6 +46,7 @@ log = structlog.get_logger(__name__)
 HELLO_SECONDS = 10.0
 MAX_OPEN_OPERATIONS = 4096
 _FENCED_OUT = (StaleFence.code, RunFinished.code, NotRunning.code, RunNotFound.code, DeadlineExceeded.code)
+_STEPS = metrics.OPERATIONS.labels("step.end", "ok")
 
 
 class Pod:
@@ -286,12 +288,12 @@ class Hub:
         if not 0 <= frame.epoch <= translate.MAX_INT:
             raise StaleFence(f"there is no epoch {frame.epoch}")
         held = pod.held
-        if held is not None and str(held.run) == frame.run and held.fence.epoch == frame.epoch:
+        if held is not None and held.run_id == frame.run and held.fence.epoch == frame.epoch:
             return held
         if isinstance(body, wire.Spawn | wire.ActivityBegin | wire.StepBegin):
             raise StaleFence(f"this pod does not hold run {frame.run} at epoch {frame.epoch}")
         # Not the lease that we know, but it may be a resend of what was committed, or a late receipt: the store decides under the lock.
-        return translate.Held(_uuid(frame.run), "", "", pod.pool, Fence(frame.epoch, pod.id), {})
+        return translate.Held(_uuid(frame.run), frame.run, "", "", pod.pool, Fence(frame.epoch, pod.id), {})
 
     async def _step_begin(self, held: translate.Held, body: wire.StepBegin) -> bytes:
         key = body.key or f"step:{body.name}#0"
@@ -317,7 +319,7 @@ class Hub:
                 self.lost(operation.run, operation.fence, result.code)
             return
         if not isinstance(operation, Control):
-            metrics.OPERATIONS.labels("step.end", "ok").inc()
+            _STEPS.inc()
             pod.send(wire.Answer(id=frame.id, body=wire.encode_json(result.answer)))
             return
         metrics.OPERATIONS.labels(operation.kind, "ok").inc()
@@ -364,6 +366,6 @@ def _uuid(value: str) -> UUID:
 
 def _request_id(req: str) -> UUID:
     try:
-        return UUID(req)
+        return parse_uuid(req)
     except ValueError:
         return uuid5(NAMESPACE_OID, req)

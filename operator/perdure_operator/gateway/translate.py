@@ -32,6 +32,7 @@ class Held:
     """The run that a pod holds, as far as translating its operations needs it."""
 
     run: UUID
+    run_id: str
     namespace: str
     name: str
     pool: str

@@ -46,13 +46,19 @@ _JOURNAL = "select * from perdure.journal_batch(" + ", ".join(f"${n}" for n in r
 _CONTROL = "select * from perdure.control_batch(" + ", ".join(f"${n}" for n in range(1, 20)) + ")"
 
 
+def _column(values: list[Any], usual: Any) -> list[Any] | None:
+    """None for a column that holds its usual value throughout: the function puts that in, and the driver has nothing to encode."""
+    return None if values.count(usual) == len(values) else values
+
+
 async def journal(connection: Connection, steps: Sequence[JournalStep], *, wait: bool) -> list[Outcome]:
     """Commits step outcomes of any runs. One round trip, one commit."""
     attached = _Attachments()
     outputs = []
     for n, step in enumerate(steps, 1):
         outputs.append(attached.payload(n, step.run, step.output))
-        attached.add_slices(n, step)
+        if step.slices:
+            attached.add_slices(n, step)
     rows = await connection.fetch(
         _JOURNAL,
         [s.run for s in steps],
@@ -61,12 +67,12 @@ async def journal(connection: Connection, steps: Sequence[JournalStep], *, wait:
         [s.request for s in steps],
         [s.key for s in steps],
         [s.name for s in steps],
-        [s.state for s in steps],
-        [s.fingerprint for s in steps],
-        [s.phase for s in steps],
-        [s.attempts for s in steps],
+        _column([s.state for s in steps], "succeeded"),
+        _column([s.fingerprint for s in steps], None),
+        _column([s.phase for s in steps], None),
+        _column([s.attempts for s in steps], 1),
         outputs,
-        [s.error for s in steps],
+        _column([s.error for s in steps], None),
         *attached.slices,
         *attached.blobs,
         wait,

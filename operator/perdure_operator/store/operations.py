@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from msgspec import Struct
+
 
 @dataclass(frozen=True, slots=True)
 class Fence:
@@ -23,9 +25,8 @@ class SliceWrite:
     append: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class JournalStep:
-    """The outcome of a step: the hot path of the batch."""
+class JournalStep(Struct, frozen=True):
+    """The outcome of a step: the hot path of the batch, so it is a struct, four times faster to make than a dataclass."""
 
     run: UUID
     fence: Fence
@@ -61,8 +62,7 @@ class Control:
 Operation = JournalStep | Control
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The store's answer to one operation. ``code`` is ``ok`` or the code of a typed error (domain/errors.py).
 
     ``state``: the run's state after it (control only). ``leased``/``epoch``: the direct path gave the run to this pod in the same commit.

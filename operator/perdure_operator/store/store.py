@@ -22,6 +22,7 @@ from perdure_operator.store.errors import translated
 from perdure_operator.store.operations import Control, JournalStep, Outcome
 from perdure_operator.store.payload import Payloads, encode
 
+ACQUIRE_SECONDS = 10.0
 _json = msgspec.json.Encoder(enc_hook=str)
 
 
@@ -143,8 +144,13 @@ class Store:
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy]:
         with translated():
-            async with self._pool.acquire(timeout=10) as connection:
+            # Not the pool's own timeout: that makes a task for every use, half the cost of a small statement.
+            async with asyncio.timeout(ACQUIRE_SECONDS):
+                connection = await self._pool.acquire()
+            try:
                 yield connection
+            finally:
+                await self._pool.release(connection)
 
     # ------------------------------------------------------------------------------------------------ changing runs
 

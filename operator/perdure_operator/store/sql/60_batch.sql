@@ -21,10 +21,14 @@ begin
   else
     v_locked := array(select q.run_id from perdure.runs q where q.run_id = any (p_runs) order by q.run_id for no key update skip locked);
   end if;
+  if cardinality(v_locked) = cardinality(p_runs) then
+    return '{}';
+  end if;
   return array(select distinct u from unnest(p_runs) u where u <> all (v_locked));
 end $$;
 
--- Journals step outcomes, set-based: the hot path. Arrays are by operation; s_* are dirty slices and b_* blobs, by the operation's number.
+-- Journals step outcomes, set-based: the hot path. Arrays are by operation; one that is null stands for the usual value throughout (state
+-- succeeded, attempts 1, else null); s_* are dirty slices and b_* blobs, by the operation's number.
 create or replace function perdure.journal_batch(
   p_run uuid[], p_epoch int[], p_holder uuid[], p_req uuid[], p_key text[], p_name text[], p_state text[], p_fingerprint text[],
   p_phase text[], p_attempts int[], p_output bytea[], p_error jsonb[],
@@ -39,7 +43,8 @@ begin
   v_now := perdure.now();
   return query
   with ops as (
-    select o.*, r.last_seq, r.state as run_state, j.seq as old_seq, j.request_id as old_req,
+    select o.run, o.epoch, o.holder, o.req, o.key, o.name, coalesce(o.state, 'succeeded') as state, o.fingerprint, o.phase,
+      coalesce(o.attempts, 1) as attempts, o.output, o.error, o.n, r.last_seq, r.state as run_state, j.seq as old_seq, j.request_id as old_req,
       case
         when j.key is not null then 'existing'
         when r.run_id is null then case when exists (select 1 from perdure.runs x where x.run_id = o.run) then 'busy' else 'run-not-found' end
@@ -67,18 +72,27 @@ begin
   ), journaled as (
     insert into perdure.journal (run_id, key, kind, name, state, seq, epoch, request_id, fingerprint, phase, attempts, output, error)
     select run, key, 'step', name, state, new_seq, epoch, req, fingerprint, phase, attempts, output, error from accepted
-  ), sliced as (
-    insert into perdure.slices (run_id, name, seq, append, version, value)
-    select a.run, s.name, a.new_seq, s.append, s.version, s.value
-    from unnest(s_ord, s_name, s_append, s_version, s_value) s(o, name, append, version, value) join accepted a on a.n = s.o
-  ), stored as (
-    insert into perdure.blobs (run_id, hash, data)
-    select distinct on (b.run, b.hash) b.run, b.hash, b.data from unnest(b_ord, b_run, b_hash, b_data) b(o, run, hash, data) join accepted a on a.n = b.o
-    on conflict do nothing
   )
   select n::int, case when verdict = 'existing' then 'ok' else verdict end, coalesce(new_seq, old_seq),
     old_seq is not null and old_req is distinct from req
   from numbered;
+  -- What came with the steps, under the sequence that the journal has for them. Apart, since most batches carry nothing. A resend finds
+  -- its own again.
+  if cardinality(s_ord) > 0 then
+    insert into perdure.slices (run_id, name, seq, append, version, value)
+    select j.run_id, s.name, j.seq, s.append, s.version, s.value
+    from unnest(s_ord, s_name, s_append, s_version, s_value) s(o, name, append, version, value)
+    join perdure.journal j on j.run_id = p_run[s.o] and j.key = p_key[s.o] and j.request_id = p_req[s.o]
+    where j.run_id <> all (v_unlocked)
+    on conflict do nothing;
+  end if;
+  if cardinality(b_ord) > 0 then
+    insert into perdure.blobs (run_id, hash, data)
+    select b.run, b.hash, b.data from unnest(b_ord, b_run, b_hash, b_data) b(o, run, hash, data)
+    join perdure.journal j on j.run_id = p_run[b.o] and j.key = p_key[b.o] and j.request_id = p_req[b.o]
+    where j.run_id <> all (v_unlocked)
+    on conflict do nothing;
+  end if;
 end $$;
 
 -- One operation of a locked run. The row comes in as it is and goes back as it shall be.
