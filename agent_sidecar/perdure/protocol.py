@@ -439,11 +439,13 @@ class Frame(Struct, tag_field="t", omit_defaults=True, kw_only=True):
 
 
 class Hello(Frame, tag="hello", kw_only=True):
-    """First frame of a pod. ``run``/``epoch``: the lease that it believes it holds, if any."""
+    """First frame of a pod. ``ready``: its agent has asked for a run; while it is not, the pod is given none, and ``Idle`` follows.
+    ``run``/``epoch``: the lease that it believes it holds, if any."""
 
     protocol: int
     sidecar: str
     reuse: bool = False
+    ready: bool = True
     run: str | None = None
     epoch: int | None = None
 
@@ -499,7 +501,7 @@ class Beat(Frame, tag="beat", kw_only=True):
 
 
 class Idle(Frame, tag="idle", kw_only=True):
-    """A reusing pod has cleaned up after its last run and can take another."""
+    """This pod can take a run: its agent has asked for one, and nothing of the last run is left."""
 
 
 class Push(Frame, tag="push", kw_only=True):

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from aiohttp import ClientError, ClientSession
 
 ROOT = Path(__file__).parents[2]
 _KINDS = {
@@ -125,26 +124,6 @@ async def no_workers(dev: Dev) -> None:
     """Returns when the last worker is gone. Nobody announces the end of a process that somebody else started."""
     while any(kind.startswith("worker") for _, kind in processes(dev)):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
-
-
-async def warm_agent(dev: Dev) -> None:
-    """Returns when an agent has done its imports and is connected to its sidecar, whose metrics say so."""
-    async with ClientSession() as session:
-        while True:
-            for pid, kind in processes(dev):
-                if kind == "worker: sidecar" and await _sessions(session, pid):
-                    return
-            await asyncio.sleep(0.02)
-
-
-async def _sessions(session: ClientSession, sidecar: int) -> int:
-    try:
-        port = psutil.Process(sidecar).environ()["PERDURE_PORT"]
-        async with session.get(f"http://127.0.0.1:{port}/metrics") as response:
-            found = re.search(r"^\w+_sessions (\d+)", await response.text(), re.MULTILINE)
-    except (psutil.Error, ClientError, KeyError):
-        return 0
-    return int(found[1]) if found else 0
 
 
 def processes(dev: Dev) -> list[tuple[int, str]]:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from examples.report.backstage import ROOT, Dev, Sinks, StartFailed, census, kill_worker, no_workers, running_dev, running_sinks, warm_agent
+from examples.report.backstage import ROOT, Dev, Sinks, StartFailed, census, kill_worker, no_workers, running_dev, running_sinks
 from examples.report.follow import Log, RunOver, following
 from examples.report.gateway import Event, Gateway, GatewayError
 
@@ -56,7 +56,7 @@ async def main(state: Path) -> int:
         lost = await crash(dev, log, rendering, narrator)
         await resume(gateway, log, lost)
         await wait(gateway, dev)
-        await wake(dev, gateway, log)
+        await wake(gateway, log)
         await log.end()
         return await verdict(gateway, sinks, log)
 
@@ -94,12 +94,11 @@ async def wait(gateway: Gateway, dev: Dev) -> None:
         console.print(f"  {count:>4}  {kind}")
 
 
-async def wake(dev: Dev, gateway: Gateway, log: Log) -> None:
+async def wake(gateway: Gateway, log: Log) -> None:
     chapter("Somebody approves", "the pool keeps one worker warm from now on; any run of the pool could get it")
     pool = manifest("agentpool.yaml", "AgentPool")["spec"]
     await gateway.put_pool("report", {**pool, "capacity": {"minIdle": 1, "maxIdle": 1, "maxPods": 10}})
     await gateway.until_pool("report", idle=1)
-    await warm_agent(dev)
     before = time.monotonic()
     await gateway.signal(RUN, "approved", {"by": "Ada"}, key="demo")
     awake = await log.until("the agent to be awake", lambda event: event.kind == "agent.approved")

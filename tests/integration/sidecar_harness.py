@@ -163,6 +163,8 @@ class Gateway:
     async def behave(self, pod: Pod, frame: protocol.FromPod) -> None:
         if isinstance(frame, Hello):
             await self.greet(pod, frame)
+        elif isinstance(frame, Idle) and self.store.held:
+            await pod.send(self.lease)
         elif isinstance(frame, Op):
             await pod.send(self.store.commit(frame))
 
@@ -170,7 +172,7 @@ class Gateway:
         await pod.send(Welcome(pod="pod", pool="pool", heartbeat_seconds=self.heartbeat_seconds, lease_seconds=self.lease_seconds))
         if hello.run is not None and not (self.store.held and hello.epoch == self.store.epoch):
             await pod.send(LeaseLost(run=hello.run, epoch=hello.epoch or 0, reason="superseded"))
-        elif self.store.held:
+        elif self.store.held and (hello.ready or hello.run is not None):
             await pod.send(self.lease)
 
     def commit_in_silence(self) -> None:

@@ -178,7 +178,7 @@ async def test_a_child_that_does_not_end_after_its_run_retires_the_pod(tmp_path:
         assert await sidecar.exit_code() == 0
 
 
-async def test_a_pod_that_is_idle_says_so_again_after_a_reconnect(tmp_path: Path) -> None:
+async def test_a_pod_that_is_idle_is_ready_when_it_connects_again(tmp_path: Path) -> None:
     gateway = Gateway()
     async with running(tmp_path, gateway, **FORK) as sidecar:
         secret = await take(sidecar)
@@ -189,8 +189,19 @@ async def test_a_pod_that_is_idle_says_so_again_after_a_reconnect(tmp_path: Path
         await idle(sidecar)
         await gateway.until(lambda: gateway.pod.of(Idle))
         gateway.pod.cut()
-        await gateway.until(lambda: len(gateway.pods) == 3 and gateway.pod.of(Idle))
+        await gateway.until(lambda: len(gateway.pods) == 3)
         assert gateway.pod.hello.run is None
+        assert gateway.pod.hello.ready
+
+
+async def test_a_pod_takes_no_run_before_its_agent_asks_for_one(tmp_path: Path) -> None:
+    gateway = Gateway()
+    async with running(tmp_path, gateway, **FORK) as sidecar:
+        await gateway.until(lambda: gateway.pods and gateway.pod.of(Beat))
+        assert not gateway.pod.hello.ready
+        assert not gateway.pod.of(Idle)
+        await take(sidecar)
+        assert len(gateway.pod.of(Idle)) == 1
 
 
 async def test_the_parents_paths_are_the_parents(tmp_path: Path) -> None:

@@ -225,12 +225,12 @@ async def test_operations_alone_keep_a_hanging_agent_from_being_stalled(tmp_path
         assert set(gateway.store.kinds()) == {"step.end"}
 
 
-async def test_an_agent_that_never_comes_is_stalled(tmp_path: Path) -> None:
+async def test_a_child_that_never_asks_for_its_run_is_stalled(tmp_path: Path) -> None:
     gateway = Gateway()
     lease(gateway, stall_timeout_seconds=0.3)
-    async with running(tmp_path, gateway) as sidecar:
+    async with running(tmp_path, gateway, PERDURE_POD_REUSE="ForkPerRun") as sidecar:
+        assert (await sidecar.get("/v1/next"))[0] == 200
         assert (await finishes(gateway))["outcome"] == "stalled"
-        assert await sidecar.exit_code() == 0
 
 
 async def test_an_agent_of_plain_requests_is_not_stalled(tmp_path: Path) -> None:

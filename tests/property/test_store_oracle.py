@@ -166,7 +166,7 @@ class StoreAgainstOracle(RuleBasedStateMachine):
 
     @options(
         n=FEW,
-        what=("hello", "lost", "idle", "gone", "gone", "dispatch", "beat"),
+        what=("hello", "hello", "unready", "lost", "idle", "gone", "gone", "dispatch", "beat"),
         pool=(*POOLS, POOLS[0]),
         gateway=(GATEWAYS[0], *GATEWAYS),
         reuse=(True, False),
@@ -176,8 +176,9 @@ class StoreAgainstOracle(RuleBasedStateMachine):
         run, pod = self.pick(n), PODS[n]
         fence = self.fence(run, how)
         self.tick()
-        if what in ("hello", "lost"):
-            self.twin.hello(pod, pool, gateway, reuse=reuse, believes=(run.id, run.epoch) if what == "lost" else None)
+        if what in ("hello", "unready", "lost"):
+            believes = (run.id, run.epoch) if what == "lost" else None
+            self.twin.hello(pod, pool, gateway, reuse=reuse, ready=what != "unready", believes=believes)
         elif what == "idle":
             self.twin.idle(pod, gateway)
         elif what == "gone":

@@ -161,10 +161,10 @@ class Twin:
             assert self.oracle.dispatch(gateway, pod) is None
         return [grant.run for grant in grants]
 
-    def hello(self, pod: UUID, pool: str, gateway: str, *, reuse: bool, believes: tuple[UUID, int] | None) -> None:
+    def hello(self, pod: UUID, pool: str, gateway: str, *, reuse: bool, believes: tuple[UUID, int] | None, ready: bool = True) -> None:
         run, epoch = believes or (None, None)
-        status = self.wait(self.store.pod_hello(pod, pool, gateway, reuse=reuse, run=run, epoch=epoch))
-        assert (status.status, status.run) == self.oracle.hello(pod, pool, gateway, reuse=reuse, believes=believes)
+        status = self.wait(self.store.pod_hello(pod, pool, gateway, reuse=reuse, ready=ready, run=run, epoch=epoch))
+        assert (status.status, status.run) == self.oracle.hello(pod, pool, gateway, reuse=reuse, ready=ready, believes=believes)
 
     def idle(self, pod: UUID, gateway: str) -> None:
         assert self.wait(self.store.pod_idle(pod, gateway)) == self.oracle.idle(pod, gateway)

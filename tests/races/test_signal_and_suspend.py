@@ -74,7 +74,7 @@ async def test_many_signals_around_a_suspend_wake_once(database: str, store: Sto
     order = [id for id, _ in taken]
     assert await pg.fetchval("select count(*) from perdure.events where kind = 'run.woken'") == 1
     again = await runs.lease_next(store)
-    assert [s["id"] for s in (await store.context(held.run)).signals] == order[1:]
+    assert [s.id for s in (await store.context(held.run)).signals] == order[1:]
     # The next wait takes the next signal: first in, first out.
     second = await runs.apply(store, runs.wait_for(again, "wait:go#1", runs.on_signal("go")))
     assert second.answer["outcomes"]["wait:go#1"]["fired"][0]["id"] == order[1]

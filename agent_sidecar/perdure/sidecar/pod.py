@@ -81,7 +81,8 @@ class Pod:
         self._time = time
         self._secrets = secrets
         self._open = False
-        self._had_run = False
+        self._asked = False
+        self._said_ready = False
         self._timer: asyncio.TimerHandle | None = None
         self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -117,8 +118,15 @@ class Pod:
         self.outbox.add(run=run, epoch=epoch, req=req, op=op, body=body, waiter=waiter)
         self._pump()
 
+    def asked(self) -> None:
+        """There is an agent, and it waits for a run: from now on this pod may be given one. Before, the run would wait for its imports,
+        while another pod could be ready, and a broken agent would cost every run an attempt."""
+        self._asked = True
+        self._tell_idle()
+
     async def context(self, secret: str | None) -> bytes:
         """Waits until this pod holds a run; its context as JSON. Raises ProblemError."""
+        self.asked()
         while True:
             if self.held is None and not self.retiring:
                 await self.change()
@@ -130,6 +138,7 @@ class Pod:
     async def next_secret(self) -> str:
         """Waits until this pod holds a run that no process has been made for; gives its secret. Who asks has no child alive.
         Raises ProblemError."""
+        self.asked()
         while True:
             run = self.held
             if run is not None and run.handed_out and not run.over:
@@ -168,6 +177,8 @@ class Pod:
         self.channels.add(channel)
         run = self.held
         if run is None:
+            if not self.reuse:
+                self.asked()
             return
         if run.over:
             channel.lost(run.reason)
@@ -204,16 +215,22 @@ class Pod:
 
     def _clean(self, clean: bool = True) -> None:
         """Nothing of the last run is left: this pod may take another."""
-        self.held, self._had_run = None, True
+        self.held, self._said_ready = None, False
         for channel in tuple(self.channels):
             channel.end()
         if not clean:
             self.retire("the last run left processes behind")
         elif self.retiring:
             self.over.set()
-        elif self._open:
-            self._send(Idle())
+        else:
+            self._tell_idle()
         self._changed()
+
+    def _tell_idle(self) -> None:
+        """Once after each run, and once for a pod that said hello before its agent was there."""
+        if self._open and self._asked and not self._said_ready and self.held is None and not self.retiring:
+            self._said_ready = True
+            self._send(Idle())
 
     def retire(self, reason: str) -> None:
         """No more runs; a live one is stopped."""
@@ -237,12 +254,14 @@ class Pod:
         run = self.held
         self.link, self._open = link, False
         self.outbox.rewind()
+        self._said_ready = self._asked and run is None
         # A lease that is over is still named until the pod is clean: a pod that names none may be given a run.
         self._send(
             Hello(
                 protocol=PROTOCOL_VERSION,
                 sidecar=f"perdure/{VERSION}",
                 reuse=self.reuse,
+                ready=self._said_ready,
                 run=run.run if run else None,
                 epoch=run.epoch if run else None,
             )
@@ -325,8 +344,7 @@ class Pod:
         self.welcome = frame
         if self.held is None or self.held.over:
             self._resume()
-            if self.reuse and self._had_run and self.held is None:
-                self._send(Idle())
+            self._tell_idle()
         else:
             self._timer = asyncio.get_running_loop().call_later(frame.lease_seconds * LEASE_WAIT_SHARE, self._not_delivered, self.held)
         self._changed()

@@ -37,13 +37,11 @@ def _reasons(context: Context) -> list[wire.Reason]:
         wire.Reason(
             kind=r["kind"], name=r.get("name", ""), id=r.get("id", ""), at=r.get("at", ""), late_seconds=max(0.0, r.get("lateSeconds", 0))
         )
-        for r in context.run["reasons"]
+        for r in context.run.reasons
     ]
     if context.fallback is not None:
         reasons.append(wire.Reason(kind="checkpoint_fallback", name=str(context.fallback)))
-    unclaimed = [
-        wire.Reason(kind="signal", name=s["name"], id=s["id"], at=s["at"].isoformat(), payload=Raw(s["payload"])) for s in context.signals
-    ]
+    unclaimed = [wire.Reason(kind="signal", name=s.name, id=s.id, at=s.at, payload=Raw(s.payload)) for s in context.signals]
     return reasons + unclaimed
 
 
@@ -51,20 +49,20 @@ def lease(context: Context) -> wire.Lease:
     """The frame for the pod that holds the run at its current epoch."""
     run = context.run
     body = wire.RunContext(
-        run_id=str(run["run_id"]),
-        namespace=run["namespace"],
-        name=run["name"],
-        pool=run["pool"],
-        epoch=run["epoch"],
-        attempt=run["attempt"],
-        objective=run["objective"],
+        run_id=str(run.run_id),
+        namespace=run.namespace,
+        name=run.name,
+        pool=run.pool,
+        epoch=run.epoch,
+        attempt=run.attempt,
+        objective=run.objective,
         input=Raw(context.input),
-        spec=Raw(run["spec"].encode()),
-        last_seq=run["last_seq"],
-        parent=str(run["parent_id"]) if run["parent_id"] else None,
-        root=str(run["root_id"]),
-        deadline=context.deadline.isoformat() if context.deadline else None,
-        cancel_requested=run["cancel_requested"],
+        spec=run.spec,
+        last_seq=run.last_seq,
+        parent=str(run.parent_id) if run.parent_id else None,
+        root=str(run.root_id),
+        deadline=run.deadline,
+        cancel_requested=run.cancel_requested,
         reasons=_reasons(context),
         journal=[_entry(row, context) for row in context.journal],
         slices=[
@@ -77,15 +75,15 @@ def lease(context: Context) -> wire.Lease:
         ledger=[wire.LedgerEntry(**entry) for entry in context.ledger],
     )
     return wire.Lease(
-        run=str(run["run_id"]),
-        epoch=run["epoch"],
+        run=str(run.run_id),
+        epoch=run.epoch,
         context=wire.encode_json(body),
-        grace_seconds=run["grace_seconds"],
-        stall_timeout_seconds=run["stall_seconds"],
+        grace_seconds=run.grace_seconds,
+        stall_timeout_seconds=run.stall_seconds,
     )
 
 
 def held(context: Context, pod: UUID) -> Held:
     run = context.run
-    spec: dict[str, Any] = msgspec.json.decode(run["spec"])
-    return Held(run["run_id"], str(run["run_id"]), run["namespace"], run["name"], run["pool"], Fence(run["epoch"], pod), spec)
+    spec: dict[str, Any] = msgspec.json.decode(run.spec)
+    return Held(run.run_id, str(run.run_id), run.namespace, run.name, run.pool, Fence(run.epoch, pod), spec)

@@ -37,8 +37,8 @@ class Heartbeats:
     async def beat(self) -> None:
         since, self._before = self._before, asyncio.get_running_loop().time()
         leases = self._hub.leases(heard_since=since)
-        idle = self._hub.idle_pods()
-        alive = {a.run: a for a in await self._store.heartbeat(self._gateway, [Beat(r, f.epoch, f.holder) for r, f in leases], idle)}
+        waiting = [pod.id for pod in self._hub.pods.values() if pod.held is None]
+        alive = {a.run: a for a in await self._store.heartbeat(self._gateway, [Beat(r, f.epoch, f.holder) for r, f in leases], waiting)}
         for run, fence in leases:
             state = alive.get(run)
             if state is None:
@@ -48,9 +48,7 @@ class Heartbeats:
                 if pod is not None:
                     poke = wire.encode_json(wire.Poke(cancel=state.cancel, pause=state.pause))
                     pod.send(wire.Push(run=str(run), epoch=fence.epoch, poke=poke))
-        for pod_id in (
-            await self._store.retiring_pods([p for p, pod in self._hub.pods.items() if pod.held is None]) if self._hub.pods else []
-        ):
+        for pod_id in await self._store.retiring_pods(waiting) if waiting else []:
             pod = self._hub.pods.get(pod_id)
             if pod is not None and pod.held is None:
                 self._hub.not_idle(pod)

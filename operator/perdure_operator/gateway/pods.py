@@ -188,7 +188,9 @@ class Hub:
         believed = _uuid(hello.run) if hello.run else None
         if not 0 <= (hello.epoch or 0) <= translate.MAX_INT:
             raise InvalidInput(f"{hello.epoch} is no epoch")
-        status = await self._store.pod_hello(pod.id, pod.pool, self._gateway, reuse=hello.reuse, run=believed, epoch=hello.epoch)
+        status = await self._store.pod_hello(
+            pod.id, pod.pool, self._gateway, reuse=hello.reuse, ready=hello.ready, run=believed, epoch=hello.epoch
+        )
         if status.run is not None and self.batcher is not None:
             self.batcher.connected(status.run)
         before = self.pods.get(pod.id)
@@ -205,7 +207,7 @@ class Hub:
             pod.send(wire.LeaseLost(run=hello.run, epoch=hello.epoch, reason="another epoch has begun"))
         elif status.status == "idle":
             self._becomes_idle(pod)
-        else:
+        elif status.status == "retire":
             pod.send(wire.Retire(reason="this pod has done its work"))
         return True
 
@@ -221,7 +223,7 @@ class Hub:
             log.warning("a lease could not be delivered", run=str(run), error=str(error))
             await pod.close()
             return
-        if context.run["epoch"] != epoch or self.pods.get(pod.id) is not pod:
+        if context.run.epoch != epoch or self.pods.get(pod.id) is not pod:
             return
         if context.fallback is not None and self.batcher is not None:
             log.error("a session was broken; fell back", run=str(run), to_seq=context.fallback)
@@ -232,8 +234,8 @@ class Hub:
         pod.last = pod.held.fence
         self._by_run[run] = pod
         pod.send(delivery.lease(context))
-        if context.run["cancel_requested"] or context.run["pause"]:
-            poke = wire.Poke(cancel=context.run["cancel_requested"], pause=context.run["pause"])
+        if context.run.cancel_requested or context.run.pause:
+            poke = wire.Poke(cancel=context.run.cancel_requested, pause=context.run.pause)
             pod.send(wire.Push(run=str(run), epoch=epoch, poke=wire.encode_json(poke)))
 
     def _release(self, pod: Pod) -> None:
@@ -245,8 +247,8 @@ class Hub:
         if isinstance(frame, wire.Op):
             await self._operation(pod, frame)
         elif isinstance(frame, wire.Idle):
-            self._release(pod)
             if await self._store.pod_idle(pod.id, self._gateway):
+                self._release(pod)
                 self._becomes_idle(pod)
             else:
                 pod.send(wire.Retire(reason="this pod was retired"))
@@ -297,8 +299,7 @@ class Hub:
 
     async def _step_begin(self, held: translate.Held, body: wire.StepBegin) -> bytes:
         key = body.key or f"step:{body.name}#0"
-        context = await self._store.context(held.run)
-        entry = next((row for row in context.journal if row.key == key), None)
+        entry = await self._store.journaled(held.run, key)
         if entry is None:
             return wire.encode_json(wire.StepDecision(decision="execute", key=key))
         if entry.state == "failed":

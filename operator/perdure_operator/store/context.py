@@ -1,23 +1,48 @@
 """What a lease delivers: the run, its journal, session, checkpoint and ledger, as the next worker needs them.
 
-Read after the lease was committed: from then on only other parties' effects (signals, cancels) can come on top, and those are pushed.
+Read after the lease was committed, in one statement: from then on only other parties' effects (signals, cancels) can come on top, and
+those are pushed.
 """
 
 from __future__ import annotations
 
 import base64
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import asyncpg
-import msgspec
+from msgspec import Raw, Struct
+from msgspec.json import decode
 
 from perdure_operator.domain.errors import CorruptPayload, RunNotFound
 from perdure_operator.store.payload import Payloads
 
 Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
+
+
+class RunRow(Struct, frozen=True):
+    """``deadline``: RFC 3339, the nearest of the run's time limits. ``reasons``: why this lease was granted."""
+
+    run_id: UUID
+    namespace: str
+    name: str
+    pool: str
+    epoch: int
+    attempt: int
+    last_seq: int
+    parent_id: UUID | None
+    root_id: UUID
+    cancel_requested: bool
+    pause: bool
+    deadline: str | None
+    reasons: list[dict[str, Any]]
+    grace_seconds: float
+    stall_seconds: float | None
+    objective: str
+    spec: Raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,45 +70,26 @@ class SliceRow:
 
 
 @dataclass(frozen=True, slots=True)
+class SignalRow:
+    name: str
+    id: str
+    at: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
-    run: dict[str, Any]
+    """``fallback``: the sequence of the session that had to be taken instead of the newest one, 0 for an empty one."""
+
+    run: RunRow
     input: bytes
     journal: list[JournalRow]
     slices: list[SliceRow]
     fallback: int | None
     checkpoint: tuple[int, str, bytes] | None
     ledger: list[dict[str, Any]]
-    signals: list[dict[str, Any]]
+    signals: list[SignalRow]
     payloads: Payloads
-    deadline: datetime | None
-
-
-_RUN = """
-select r.run_id, r.namespace, r.name, r.pool, r.epoch, r.attempt, r.last_seq, r.parent_id, r.root_id,
-  r.cancel_requested, r.paused or r.spec_paused as pause,
-  r.deadline_at, r.expires_at, r.reasons, r.grace_seconds, r.stall_seconds, s.objective, s.spec, s.input
-from perdure.runs r join perdure.run_specs s using (run_id) where r.run_id = $1
-"""
-_JOURNAL = """
-select key, kind, name, state, seq, fingerprint, output, error,
-  case when kind = 'wait' and state <> 'open' then perdure.outcome(run_id, key) end as outcome,
-  case when kind = 'spawn' then data ->> 'child' end as child
-from perdure.journal where run_id = $1 order by seq
-"""
-# The session up to a sequence: of each slice the last replacement and all chunks after it.
-_SLICES = """
-select name, seq, append, version, value from perdure.slices s
-where run_id = $1 and seq <= $2 and seq >= coalesce((
-  select max(seq) from perdure.slices l where l.run_id = $1 and l.seq <= $2 and l.name = s.name and not l.append), 0)
-order by name, seq
-"""
-_EVERYTHING = 1 << 62
-_LEDGER = "select key, tool, effect, state, occurrence, step, provider_ref from perdure.ledger where run_id = $1 order by seq"
-_CHECKPOINT = "select seq, type, cursor from perdure.checkpoints where run_id = $1 order by seq desc limit 1"
-_SIGNALS = """
-select name, id, at, payload from perdure.wakeups
-where run_id = $1 and kind = 'signal' and bound_key is null and seq is not null order by seq limit 100
-"""
 
 
 def stored_payloads(outcome: dict[str, Any]) -> list[bytes | None]:
@@ -91,79 +97,89 @@ def stored_payloads(outcome: dict[str, Any]) -> list[bytes | None]:
     return [base64.b64decode(f["payload"]) if f.get("payload") else None for f in outcome.get("fired", [])]
 
 
-def _result(row: asyncpg.Record, payloads: Payloads) -> tuple[str, bytes, dict[str, Any] | None]:
-    """State, output and error of a journal row. A result that cannot be read back fails for good: it is never redone in silence."""
+def _journal(row: asyncpg.Record, detail: dict[str, Any], payloads: Payloads) -> JournalRow:
+    """A result that cannot be read back fails for good: it is never redone in silence."""
     try:
-        return row["state"], payloads.get(row["output"]), msgspec.json.decode(row["error"]) if row["error"] else None
-    except CorruptPayload as error:
-        return "failed", b"null", {"type": "JournalCorrupt", "message": str(error), "retryable": False}
+        state, output, error = row["state"], payloads.get(row["payload"]), detail["error"]
+    except CorruptPayload as broken:
+        state, output, error = "failed", b"null", {"type": "JournalCorrupt", "message": str(broken), "retryable": False}
+    return JournalRow(
+        row["key"], row["kind"], row["name"], row["seq"], detail["fingerprint"], state, output, error, detail["outcome"], detail["child"]
+    )
 
 
-async def _session(connection: Connection, run: UUID, payloads: Payloads) -> tuple[list[SliceRow], int | None]:
-    """The newest session that can be read: the latest, else that of the checkpoint before, and so on, else an empty one (C7).
+def _slices(rows: Sequence[tuple[str, bool, int, bytes]], payloads: Payloads) -> list[SliceRow]:
+    """From name, append, version and value of each chunk. Raises CorruptPayload."""
+    pieces: dict[str, SliceRow] = {}
+    for name, append, version, value in rows:
+        piece = pieces.get(name)
+        if piece is None or not append:
+            pieces[name] = piece = SliceRow(name, version, append, [])
+        piece.chunks.append(payloads.get(value))
+    return list(pieces.values())
 
-    The second value is the sequence that was fallen back to, 0 for a fresh start, None when nothing was wrong.
-    """
-    checkpoints = await connection.fetch("select seq from perdure.checkpoints where run_id = $1 order by seq desc", run)
-    for bound in (None, *(row["seq"] for row in checkpoints)):
-        rows = await connection.fetch(_SLICES, run, bound if bound is not None else _EVERYTHING)
+
+async def _older_session(connection: Connection, run: UUID, payloads: Payloads) -> tuple[list[SliceRow], int]:
+    """When the newest cannot be read: the session of the last checkpoint, else of the one before, and so on, else an empty one (C7)."""
+    for checkpoint in await connection.fetch("select seq from perdure.checkpoints where run_id = $1 order by seq desc", run):
+        rows = await connection.fetch("select name, append, version, value from perdure.session($1, $2)", run, checkpoint["seq"])
         payloads.want(row["value"] for row in rows)
         await payloads.load(connection)
-        pieces: dict[str, SliceRow] = {}
         try:
-            for row in rows:
-                piece = pieces.get(row["name"])
-                if piece is None or not row["append"]:
-                    pieces[row["name"]] = piece = SliceRow(row["name"], row["version"], row["append"], [])
-                piece.chunks.append(payloads.get(row["value"]))
+            return _slices([tuple(row) for row in rows], payloads), checkpoint["seq"]
         except CorruptPayload:
             continue
-        return list(pieces.values()), bound
     return [], 0
 
 
 async def load(connection: Connection, run: UUID) -> Context:
-    row = await connection.fetchrow(_RUN, run)
-    if row is None:
-        raise RunNotFound(f"there is no run {run}")
-    journal = await connection.fetch(_JOURNAL, run)
-    checkpoint = await connection.fetchrow(_CHECKPOINT, run)
-    ledger = await connection.fetch(_LEDGER, run)
-    signals = await connection.fetch(_SIGNALS, run)
-
+    """One round trip; one more when there are large payloads. Raises RunNotFound, CorruptPayload (of what nothing can stand in for)."""
+    parts: dict[str, list[tuple[asyncpg.Record, Any]]] = defaultdict(list)
     payloads = Payloads()
-    outcomes = [msgspec.json.decode(j["outcome"]) if j["outcome"] else None for j in journal]
-    payloads.want([row["input"], *(j["output"] for j in journal), *(s["payload"] for s in signals)])
-    for outcome in outcomes:
-        if outcome:
-            payloads.want(stored_payloads(outcome))
-    if checkpoint:
-        payloads.want([checkpoint["cursor"]])
+    for row in await connection.fetch("select * from perdure.context($1)", run):
+        detail: Any = decode(row["detail"], type=RunRow if row["part"] == "run" else Any) if row["detail"] else None
+        parts[row["part"]].append((row, detail))
+        payloads.want([row["payload"]])
+        if row["part"] == "journal" and detail["outcome"]:
+            payloads.want(stored_payloads(detail["outcome"]))
+    if not parts["run"]:
+        raise RunNotFound(f"there is no run {run}")
     await payloads.load(connection)
 
-    session, fallback = await _session(connection, run, payloads)
-    run_columns = dict(row) | {"reasons": msgspec.json.decode(row["reasons"])}
+    fallback: int | None = None
+    try:
+        slices = _slices([(row["name"], d["append"], d["version"], row["payload"]) for row, d in parts["slice"]], payloads)
+    except CorruptPayload:
+        slices, fallback = await _older_session(connection, run, payloads)
+    [(run_row, run_detail)] = parts["run"]
+    checkpoint = next(((row["seq"], row["name"], payloads.get(row["payload"])) for row, _ in parts["checkpoint"]), None)
     return Context(
-        run=run_columns,
-        input=payloads.get(row["input"]),
-        journal=[
-            JournalRow(
-                j["key"],
-                j["kind"],
-                j["name"],
-                j["seq"],
-                j["fingerprint"],
-                *_result(j, payloads),
-                outcome,
-                j["child"],
-            )
-            for j, outcome in zip(journal, outcomes, strict=True)
-        ],
-        slices=session,
+        run=run_detail,
+        input=payloads.get(run_row["payload"]),
+        journal=[_journal(row, detail, payloads) for row, detail in parts["journal"]],
+        slices=slices,
         fallback=fallback,
-        checkpoint=(checkpoint["seq"], checkpoint["type"], payloads.get(checkpoint["cursor"])) if checkpoint else None,
-        ledger=[dict(entry) for entry in ledger],
-        signals=[dict(s) | {"payload": payloads.get(s["payload"])} for s in signals],
+        checkpoint=checkpoint,
+        ledger=[
+            {"key": row["key"], "tool": row["name"], "effect": row["kind"], "state": row["state"], **detail}
+            for row, detail in parts["ledger"]
+        ],
+        signals=[SignalRow(row["name"], row["key"], detail["at"], payloads.get(row["payload"])) for row, detail in parts["signal"]],
         payloads=payloads,
-        deadline=row["expires_at"],
     )
+
+
+async def journaled(connection: Connection, run: UUID, key: str) -> JournalRow | None:
+    """The journal's entry for one step, if there is one."""
+    row = await connection.fetchrow(
+        "select key, kind, name, seq, state, output as payload, fingerprint, error from perdure.journal where run_id = $1 and key = $2",
+        run,
+        key,
+    )
+    if row is None:
+        return None
+    payloads = Payloads()
+    payloads.want([row["payload"]])
+    await payloads.load(connection)
+    error = decode(row["error"]) if row["error"] else None
+    return _journal(row, {"fingerprint": row["fingerprint"], "error": error, "outcome": None, "child": None}, payloads)

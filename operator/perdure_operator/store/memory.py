@@ -458,8 +458,10 @@ class Oracle(LedgerRules):
             self._lease(run, pod)
         return run
 
-    def hello(self, pod: UUID, pool: str, gateway: str, *, reuse: bool, believes: tuple[UUID, int] | None) -> tuple[str, UUID | None]:
-        """Status (leased, idle, lost, retire) and the run."""
+    def hello(
+        self, pod: UUID, pool: str, gateway: str, *, reuse: bool, ready: bool, believes: tuple[UUID, int] | None
+    ) -> tuple[str, UUID | None]:
+        """Status (leased, starting, idle, lost, retire) and the run."""
         held = next((run for run in self.runs.values() if run.holder == pod), None)
         row = self.pods.setdefault(pod, Pod(pool))
         if held is not None:
@@ -471,8 +473,11 @@ class Oracle(LedgerRules):
         if believes:
             row.state = row.state if reuse else "retiring"
             return "lost", believes[0]
-        row.state = "idle" if reuse or row.state in ("starting", "idle") else "retiring"
-        return ("idle" if row.state == "idle" else "retire"), None
+        if not reuse and row.state not in ("starting", "idle"):
+            row.state = "retiring"
+            return "retire", None
+        row.state = "idle" if ready else "starting"
+        return row.state, None
 
     def idle(self, pod: UUID, gateway: str) -> bool:
         row = self.pods.get(pod)

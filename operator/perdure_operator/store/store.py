@@ -17,7 +17,8 @@ import asyncpg
 import msgspec
 
 from perdure_operator.domain.lease import weight
-from perdure_operator.store import batch, context, reads, verify
+from perdure_operator.store import batch, reads, verify
+from perdure_operator.store.context import Context, JournalRow, journaled, load
 from perdure_operator.store.errors import translated
 from perdure_operator.store.operations import Control, JournalStep, Outcome
 from perdure_operator.store.payload import Payloads, encode
@@ -55,7 +56,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class PodStatus:
-    """``status``: idle, leased (deliver run and epoch), lost (what it believed in is over), retire."""
+    """``status``: starting, idle, leased (deliver run and epoch), lost (what it believed in is over), retire."""
 
     status: str
     run: UUID | None = None
@@ -222,10 +223,15 @@ class Store:
             for row in rows
         ]
 
-    async def pod_hello(self, pod: UUID, pool: str, gateway: str, *, reuse: bool, run: UUID | None, epoch: int | None) -> PodStatus:
+    async def pod_hello(
+        self, pod: UUID, pool: str, gateway: str, *, reuse: bool, ready: bool = True, run: UUID | None = None, epoch: int | None = None
+    ) -> PodStatus:
+        """``ready`` False: the pod is given no run before ``pod_idle``. ``run``, ``epoch``: the lease that it believes in."""
         async with self.connection() as connection:
-            [row] = await connection.fetch("select * from perdure.pod_hello($1, $2, $3, $4, $5, $6)", pod, pool, gateway, reuse, run, epoch)
-        status = {"leased": "leased", "idle": "idle", "lost": "lost"}.get(row["status"], "retire")
+            [row] = await connection.fetch(
+                "select * from perdure.pod_hello($1, $2, $3, $4, $5, $6, $7)", pod, pool, gateway, reuse, ready, run, epoch
+            )
+        status = row["status"] if row["status"] in ("leased", "starting", "idle", "lost") else "retire"
         return PodStatus(status, row["run_id"], row["epoch"])
 
     async def pod_idle(self, pod: UUID, gateway: str) -> bool:
@@ -331,10 +337,15 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------------------ reads
 
-    async def context(self, run: UUID) -> context.Context:
+    async def context(self, run: UUID) -> Context:
         """All that the next worker of this run needs. Raises RunNotFound."""
         async with self.connection() as connection:
-            return await context.load(connection, run)
+            return await load(connection, run)
+
+    async def journaled(self, run: UUID, key: str) -> JournalRow | None:
+        """What the journal holds under a step's key."""
+        async with self.connection() as connection:
+            return await journaled(connection, run, key)
 
     async def payloads(self, stored: Sequence[bytes | None]) -> Payloads:
         found = Payloads()

@@ -10,8 +10,10 @@ create or replace function perdure.admits(r perdure.runs, p_now timestamptz) ret
     when perdure.expiry(r) <= p_now then 'DeadlineExceeded'
     when r.runnable_at > p_now then 'BackOff'
     when p.pool is null then 'PoolNotFound'
-    when p.max_running <= (select count(*) from perdure.leases l join perdure.runs x using (run_id) where x.pool = r.pool) then 'PoolLimit'
-    when t.max_running <= (select count(*) from perdure.runs x where x.namespace = r.namespace and x.state = 'Running'
+    -- Asked only where there is a limit: to count costs as much as there runs.
+    when p.max_running is not null
+      and p.max_running <= (select count(*) from perdure.leases l join perdure.runs x using (run_id) where x.pool = r.pool) then 'PoolLimit'
+    when t.max_running is not null and t.max_running <= (select count(*) from perdure.runs x where x.namespace = r.namespace and x.state = 'Running'
                              and x.run_id <> r.run_id) then 'TenantLimit'
   end
   from (select r.pool as pool_name) q left join perdure.pools p on p.pool = q.pool_name
@@ -36,9 +38,11 @@ begin
   if not perdure.lock_limits(r) or perdure.admits(r, p_now) is not null then
     return r;
   end if;
-  select pod_id into v_pod from perdure.pods
-  where pod_id = any (p_pods) and pool = r.pool and state = 'idle' and gateway = p_gateway
-  limit 1 for update skip locked;
+  -- One look a pod until one will do: the table may hold thousands, and these are at hand.
+  select p.pod_id into v_pod from unnest(p_pods) u(id) cross join lateral (
+    select q.pod_id from perdure.pods q
+    where q.pod_id = u.id and q.pool = r.pool and q.state = 'idle' and q.gateway = p_gateway for update skip locked) p
+  limit 1;
   if v_pod is null then
     return r;
   end if;
@@ -112,6 +116,7 @@ begin
       r := perdure.grant(r, p_pods, p_gateway, v_now);
       if r.state = 'Running' then
         perform perdure.save(r);
+        p_pods := array_remove(p_pods, r.holder);
         run_id := r.run_id; epoch := r.epoch; pod_id := r.holder;
         return next;
       end if;
@@ -157,8 +162,9 @@ returns table (run_id uuid, epoch int, cancel boolean, pause boolean, outcomes j
   from fresh f join perdure.runs r using (run_id)
 $$;
 
--- A pod says hello. Gives the lease that it holds (delivered again), or makes it idle. `refused`: it may not serve.
-create or replace function perdure.pod_hello(p_pod uuid, p_pool text, p_gateway text, p_reuse boolean, p_run uuid, p_epoch int)
+-- A pod says hello. Gives the lease that it holds (delivered again), or makes it idle, or lets it start until its agent is there (not
+-- p_ready). `retiring`: it may not serve.
+create or replace function perdure.pod_hello(p_pod uuid, p_pool text, p_gateway text, p_reuse boolean, p_ready boolean, p_run uuid, p_epoch int)
 returns table (status text, run_id uuid, epoch int) language plpgsql as $$
 declare
   v_now timestamptz := perdure.now();
@@ -189,12 +195,13 @@ begin
     return query select 'lost', p_run, p_epoch;
   else
     update perdure.pods set gateway = p_gateway, reuse = p_reuse, seen_at = v_now, since = v_now,
-      state = case when state in ('starting', 'idle') or p_reuse then 'idle' else 'retiring' end where pod_id = p_pod returning * into v_pod;
+      state = case when not p_reuse and state not in ('starting', 'idle') then 'retiring' when p_ready then 'idle' else 'starting' end
+    where pod_id = p_pod returning * into v_pod;
     return query select v_pod.state, null::uuid, null::int;
   end if;
 end $$;
 
--- A reusing pod has cleaned up after its run.
+-- A pod's agent has asked for a run, the first or the next.
 create or replace function perdure.pod_idle(p_pod uuid, p_gateway text) returns text language plpgsql as $$
 declare
   v_state text;

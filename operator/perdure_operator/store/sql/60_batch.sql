@@ -171,11 +171,15 @@ begin
           -- Two writes of a slice at one sequence would be one, and a resend must meet its request.
           r := perdure.log(r, 'session.saved', '{}', v_now);
         end if;
-        insert into perdure.slices (run_id, name, seq, append, version, value)
-        select r.run_id, n, r.last_seq, a, v, x from unnest(s_ord, s_name, s_append, s_version, s_value) s(o, n, a, v, x)
-        where o = i and v_fenced on conflict do nothing;
-        insert into perdure.blobs (run_id, hash, data)
-        select br, h, d from unnest(b_ord, b_run, b_hash, b_data) b(o, br, h, d) where o = i on conflict do nothing;
+        if v_fenced and i = any (s_ord) then
+          insert into perdure.slices (run_id, name, seq, append, version, value)
+          select r.run_id, n, r.last_seq, a, v, x from unnest(s_ord, s_name, s_append, s_version, s_value) s(o, n, a, v, x)
+          where o = i on conflict do nothing;
+        end if;
+        if i = any (b_ord) then
+          insert into perdure.blobs (run_id, hash, data)
+          select br, h, d from unnest(b_ord, b_run, b_hash, b_data) b(o, br, h, d) where o = i on conflict do nothing;
+        end if;
       end if;
       if v_fenced and r.last_seq > v_before.last_seq then
         r.worker_seq := r.last_seq;
@@ -184,6 +188,7 @@ begin
         r := perdure.grant_directly(r, p_idle, p_gateway, v_now);
         if r.state = 'Running' then
           leased := r.holder; epoch := r.epoch;
+          p_idle := array_remove(p_idle, leased);
         end if;
       end if;
       if r is distinct from v_before then
