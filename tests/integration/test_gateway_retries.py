@@ -57,6 +57,9 @@ async def test_losses_without_progress_park_the_run(cluster: Cluster) -> None:
     for new in ("step", "", "wait", "", ""):
         pod = await cluster.holder(gateway)
         assert (await pod.step("step:same#0")).existing is (new != "step")
+        # Neither of these is progress: the next attempt does the like, and dies of it again.
+        assert (await pod.op(wire.ActivityBegin(tool=f"of epoch {pod.epoch}")))["decision"] == "execute"
+        await pod.op(wire.EventAppend(kind="still-here"))
         if new == "wait" or (pod.context is not None and len(pod.context.journal) == 2):
             assert (await pod.wait("wait:same#0", signal("x"), suspend=False)).status == "open"
         await die(cluster, pod)

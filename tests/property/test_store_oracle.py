@@ -255,13 +255,14 @@ class StoreAgainstOracle(RuleBasedStateMachine):
         policy=("query", "retry-same-key", "assume-not-done"),
         print_=("1",) * 6 + ("2",),
         retries=(None, 0, 2),
+        timeout=(20, 20, 60),
     )
-    def begin(self, n: int, how: str, key: int, effect: str, policy: str, print_: str, retries: int | None) -> None:
+    def begin(self, n: int, how: str, key: int, effect: str, policy: str, print_: str, retries: int | None, timeout: int) -> None:
         run = self.worker(n)
         fence = self.fence(run, how)
         body = {
             "key": f"k{key}", "tool": "t", "effect": effect, "policy": policy, "fingerprint": print_, "scopeIsIdentity": False,
-            "occurrence": 0, "step": None, "token": str(self.mint()), "timeoutSeconds": 20, "leaseSeconds": 10, "maxRetries": retries,
+            "occurrence": 0, "step": None, "token": str(self.mint()), "timeoutSeconds": timeout, "leaseSeconds": 10, "maxRetries": retries,
         }  # fmt: skip
         [answer] = self.do(Control(run.id, "activity.begin", body, fence, self.mint(), b"{}"))
         self.remember(run, answer, fence)
@@ -287,7 +288,6 @@ class StoreAgainstOracle(RuleBasedStateMachine):
             "happened": happened,
             "providerRef": "p",
             "token": str(self.mint()),
-            "timeoutSeconds": 20,
             "leaseSeconds": 10,
         }
         [answer] = self.do(Control(run.id, "activity.resolve", body, fence, self.mint(), b"2"))

@@ -193,3 +193,17 @@ async def test_nothing_younger_overtakes_a_refused_operation(cluster: Cluster) -
     assert early.problem.retryable
     await work.collect(work.send(pod))
     await work.check(cluster.pg, pod.run)
+
+
+async def test_operations_of_one_run_share_commits(cluster: Cluster) -> None:
+    gateway, api = await cluster.one()
+    await api.create()
+    pod = await cluster.holder(gateway)
+    work = Script([wire.EventAppend(kind=f"e{n}") for n in range(64)])
+    gateway.freeze()
+    sent = work.send(pod)
+    await pod.flushed()
+    gateway.thaw()
+    await work.collect(sent)
+    await work.check(cluster.pg, pod.run)
+    assert await gateway.metric("perdure_commit_seconds_count") < len(work.bodies) / 4

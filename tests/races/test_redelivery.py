@@ -9,6 +9,7 @@ from datetime import timedelta
 import asyncpg
 import msgspec
 import pytest
+from tests.harness import runs
 from tests.harness.cluster import Cluster
 from tests.harness.gateways import Gateway
 from tests.harness.pods import FakePod, signal
@@ -210,3 +211,17 @@ async def test_a_pod_that_moved_is_told_at_its_new_gateway(cluster: Cluster) -> 
     while not (poke := await moved.poke()).outcomes:
         pass  # a hello is followed by a push of what there is
     assert list(poke.outcomes) == ["wait:go#0"]
+
+
+async def test_a_lease_whose_commit_was_not_answered_is_brought_to_its_pod(cluster: Cluster) -> None:
+    """The gateway never hears of the grant: it looks what became of the pods that wait."""
+    gateway, _ = await cluster.one()
+    pod = await cluster.pod(gateway)
+    name = await cluster.pg.fetchval("select gateway from perdure.pods where pod_id = $1", pod.id)
+    gateway.freeze()
+    run = await runs.pending(cluster.store)
+    [grant] = await cluster.store.dispatch(name, [pod.id])
+    gateway.thaw()
+    context = await pod.lease()
+    assert (context.run_id, context.epoch) == (str(run), grant.epoch)
+    assert await pod.finish() == "Succeeded"

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from uuid import UUID
 
 import structlog
@@ -29,6 +30,7 @@ log = structlog.get_logger(__name__)
 JOURNAL_BATCH = 256
 CONTROL_BATCH = 64
 STEPS_OF_ONE_RUN = 64
+CONTROLS_OF_ONE_RUN = 16
 WORKERS_PER_LANE = 2
 GIVE_UP_SECONDS = 20.0
 OWED_SECONDS = 30.0
@@ -51,6 +53,20 @@ class _Owed:
     fence: Fence
     requests: deque[UUID]
     until: float
+
+
+def _next_steps(queue: deque[_Entry]) -> Iterator[_Entry]:
+    """No key twice: they are journaled in one statement."""
+    keys: set[str] = set()
+    for entry in islice(queue, STEPS_OF_ONE_RUN):
+        if not isinstance(entry.operation, JournalStep) or entry.operation.key in keys:
+            return
+        keys.add(entry.operation.key)
+        yield entry
+
+
+def _next_controls(queue: deque[_Entry]) -> Iterator[_Entry]:
+    return takewhile(lambda entry: isinstance(entry.operation, Control), islice(queue, CONTROLS_OF_ONE_RUN))
 
 
 class _Lane:
@@ -117,19 +133,11 @@ class Batcher:
         return self._journal if isinstance(operation, JournalStep) else self._control
 
     def _take(self, lane: _Lane, limit: int) -> list[_Entry]:
-        """Takes ready runs out of the lane: of each either its next steps, or its one next control operation."""
+        """Takes ready runs out of the lane: of each its next operations of the lane's kind."""
         batch: list[_Entry] = []
+        next_ones = _next_steps if lane is self._journal else _next_controls
         while lane.ready and len(batch) < limit:
-            queue = self._queues[lane.ready.popleft()]
-            batch.append(queue[0])
-            if lane is self._journal:
-                keys = {queue[0].operation.key}  # type: ignore[union-attr]
-                for n in range(1, min(len(queue), STEPS_OF_ONE_RUN)):
-                    operation = queue[n].operation
-                    if not isinstance(operation, JournalStep) or operation.key in keys:
-                        break
-                    keys.add(operation.key)
-                    batch.append(queue[n])
+            batch += next_ones(self._queues[lane.ready.popleft()])
         return batch
 
     async def _work(self, lane: _Lane, limit: int) -> None:

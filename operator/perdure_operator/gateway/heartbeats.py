@@ -48,8 +48,13 @@ class Heartbeats:
                 if pod is not None:
                     poke = wire.encode_json(wire.Poke(cancel=state.cancel, pause=state.pause))
                     pod.send(wire.Push(run=str(run), epoch=fence.epoch, poke=poke))
-        for pod_id in await self._store.retiring_pods(waiting) if waiting else []:
-            pod = self._hub.pods.get(pod_id)
-            if pod is not None and pod.held is None:
+        for fate in await self._store.fates(waiting) if waiting else []:
+            pod = self._hub.pods.get(fate.pod) if fate.pod else None
+            if pod is None or pod.held is not None:
+                continue
+            if fate.run is not None and fate.epoch is not None:
+                # The commit of the lease was not answered: nobody here knew of it.
+                self._hub.granted(fate.run, fate.epoch, pod.id, "found")
+            else:
                 self._hub.not_idle(pod)
                 pod.send(wire.Retire(reason="the pool has more idle pods than it needs"))

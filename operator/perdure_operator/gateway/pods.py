@@ -58,7 +58,8 @@ class Pod:
         self.reuse = False
         self.held: translate.Held | None = None
         self.last: Fence | None = None
-        self.open = 0
+        self._open = 0
+        self._room = asyncio.Event()
         self.heard = asyncio.get_running_loop().time()
         self._socket = socket
         self._frames: list[bytes] = []
@@ -67,6 +68,20 @@ class Pod:
     def send(self, frame: wire.FromGateway) -> None:
         self._frames.append(wire.encode_frame(frame))
         self._more.set()
+
+    def opened(self) -> None:
+        self._open += 1
+
+    def answered(self) -> None:
+        self._open -= 1
+        if self._open < MAX_OPEN_OPERATIONS:
+            self._room.set()
+
+    async def room(self) -> None:
+        """Returns when fewer operations are open than one pod may have: until then nothing more is read from it."""
+        while self._open >= MAX_OPEN_OPERATIONS:
+            self._room.clear()
+            await self._room.wait()
 
     async def pump(self) -> None:
         while True:
@@ -164,6 +179,7 @@ class Hub:
                     pod.heard = clock()
                     if message.type is WSMsgType.BINARY:
                         await self._receive(pod, wire.decode_from_pod(message.data))
+                        await pod.room()
                     elif message.type is WSMsgType.ERROR:
                         break
         except (msgspec.DecodeError, InvalidInput, TimeoutError) as error:
@@ -259,8 +275,6 @@ class Hub:
     async def _operation(self, pod: Pod, frame: wire.Op) -> None:
         kind = "?"
         try:
-            if pod.open >= MAX_OPEN_OPERATIONS:
-                raise InvalidInput(f"more than {MAX_OPEN_OPERATIONS} operations are open on this connection")
             body = _decode(frame.body)
             kind = str(body.__struct_config__.tag)
             held = self._fence(pod, frame, body)
@@ -274,7 +288,7 @@ class Hub:
         if isinstance(operation, translate.Denied):
             pod.send(wire.Answer(id=frame.id, body=wire.encode_json(operation.answer)))
             return
-        pod.open += 1
+        pod.opened()
         assert self.batcher is not None
         self.batcher.submit(operation, lambda result: self._done(pod, frame, operation, result))
 
@@ -309,7 +323,7 @@ class Hub:
         return wire.encode_json(wire.StepDecision(decision="done", key=key, output=msgspec.Raw(entry.output)))
 
     def _done(self, pod: Pod, frame: wire.Op, operation: Operation, result: Outcome | PerdureError) -> None:
-        pod.open -= 1
+        pod.answered()
         if isinstance(result, Outcome) and result.code != "ok":
             result = from_code(result.code, result.detail)
         if isinstance(result, PerdureError):

@@ -210,7 +210,7 @@ def operation(held: Held, request: UUID, body: wire.Operation, pools: Pools, lea
         if isinstance(body, wire.ActivityEnd):
             content |= {"token": _uuid(body.token, "token"), "state": body.state, "error": _error(body.error)}
         else:
-            content |= {"happened": body.happened, "token": uuid4(), "timeoutSeconds": 300, "leaseSeconds": lease_seconds}
+            content |= {"happened": body.happened, "token": uuid4(), "leaseSeconds": lease_seconds}
     elif isinstance(body, wire.WaitBegin):
         content = _wait(body)
     elif isinstance(body, wire.Suspend):

@@ -30,7 +30,7 @@ class LedgerRules:
         entry.past_tokens.add(entry.token)
         entry.token, entry.state, entry.attempts = str(body["token"]), "RUNNING", entry.attempts + 1
         entry.holder, entry.executor_ended, entry.error = run.holder, False, None
-        entry.safe_at = self.now + timedelta(seconds=after + body["timeoutSeconds"] + body["leaseSeconds"])
+        entry.safe_at = self.now + timedelta(seconds=after + entry.timeout + body["leaseSeconds"])
         run.record("activity.started")
 
     def _decision(self, entry: LedgerEntry, decision: str, after: float = 0.0, policy: str | None = None) -> Answer:
@@ -47,7 +47,10 @@ class LedgerRules:
         entry = run.ledger.get(body["key"])
         if entry is None:
             safe_at = self.now + timedelta(seconds=body["timeoutSeconds"] + body["leaseSeconds"])
-            entry = LedgerEntry(body["key"], body["effect"], body["policy"], body["fingerprint"], str(body["token"]), safe_at, run.holder)
+            entry = LedgerEntry(
+                body["key"], body["effect"], body["policy"], body["fingerprint"], str(body["token"]), safe_at, run.holder,
+                body["timeoutSeconds"], body.get("maxRetries"),
+            )  # fmt: skip
             run.ledger[entry.key] = entry
             run.record("activity.started")
             return self._decision(entry, "execute")
@@ -58,20 +61,20 @@ class LedgerRules:
             if body["policy"] in ("query", "ask", "fail") or wait > 0:
                 asked = body["policy"] in ("query", "ask", "fail")
                 return self._decision(entry, "unknown", 0.0 if asked else wait, body["policy"])
-            entry.policy = body["policy"]
+            entry.policy, entry.timeout, entry.max_retries = body["policy"], body["timeoutSeconds"], body.get("maxRetries")
             self._grant_execution(run, entry, body, 0.0)
             return self._decision(entry, "execute")
-        return self._known(run, entry, body)
+        return self._known(run, entry, body, timeout=body["timeoutSeconds"], max_retries=body.get("maxRetries"))
 
-    def _known(self, run: Run, entry: LedgerEntry, body: dict[str, Any]) -> Answer:
+    def _known(self, run: Run, entry: LedgerEntry, body: dict[str, Any], *, timeout: float, max_retries: int | None) -> Answer:
         """An entry that is not UNKNOWN. FAILED is proven not executed: again, up to the limit, after a backoff."""
         if entry.state == "SUCCEEDED":
             return self._decision(entry, "receipt")
         if entry.state == "RUNNING":
             return self._decision(entry, "busy", 0.2)
-        limit = body.get("maxRetries")
-        if entry.attempts > (run.columns["max_tool_retries"] if limit is None else limit):
+        if entry.attempts > (run.columns["max_tool_retries"] if max_retries is None else max_retries):
             return self._decision(entry, "failed")
+        entry.timeout, entry.max_retries = timeout, max_retries
         after = self.backoff(run, entry.attempts)
         self._grant_execution(run, entry, body, after)
         return self._decision(entry, "retry", after)
@@ -115,7 +118,7 @@ class LedgerRules:
         if entry is None:
             raise UnknownActivity
         if entry.state in ("SUCCEEDED", "RUNNING") or (entry.state != "UNKNOWN" and not op.body["happened"]):
-            return self._known(run, entry, op.body)
+            return self._known(run, entry, op.body, timeout=entry.timeout, max_retries=entry.max_retries)
         if op.body["happened"]:
             entry.state, entry.response, entry.provider_ref, entry.error = "SUCCEEDED", op.payload, op.body.get("providerRef"), None
         elif wait := self._may_still_act(entry):
@@ -123,4 +126,4 @@ class LedgerRules:
         else:
             entry.state = "FAILED"
         run.record("activity.resolved")
-        return self._known(run, entry, op.body)
+        return self._known(run, entry, op.body, timeout=entry.timeout, max_retries=entry.max_retries)

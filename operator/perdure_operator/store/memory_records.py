@@ -75,6 +75,8 @@ class LedgerEntry:
     token: str
     safe_at: datetime
     holder: UUID | None
+    timeout: float
+    max_retries: int | None
     state: str = "RUNNING"
     attempts: int = 1
     past_tokens: set[str] = field(default_factory=set)

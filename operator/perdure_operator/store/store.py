@@ -61,6 +61,7 @@ class PodStatus:
     status: str
     run: UUID | None = None
     epoch: int | None = None
+    pod: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,15 +266,15 @@ class Store:
         async with self.connection() as connection:
             return [row[0] for row in await connection.fetch("select * from perdure.retire_idle($1, $2)", pool, count)]
 
-    async def retiring_pods(self, pods: Sequence[UUID]) -> list[UUID]:
-        """Which of these pods should end."""
+    async def fates(self, pods: Sequence[UUID]) -> list[PodStatus]:
+        """Of pods that wait for a run: which should retire, and which have been leased one (leased) without hearing of it."""
         async with self.connection() as connection:
-            return [
-                row[0]
-                for row in await connection.fetch(
-                    "select pod_id from perdure.pods where pod_id = any ($1) and state = 'retiring'", list(pods)
-                )
-            ]
+            rows = await connection.fetch(
+                "select p.pod_id, l.run_id, l.epoch from perdure.pods p left join perdure.leases l on l.holder = p.pod_id "
+                "where p.pod_id = any ($1) and (l.run_id is not null or p.state = 'retiring')",
+                list(pods),
+            )
+        return [PodStatus("leased" if row["run_id"] else "retire", row["run_id"], row["epoch"], row["pod_id"]) for row in rows]
 
     async def known_pods(self) -> list[UUID]:
         """All pods that have a row."""

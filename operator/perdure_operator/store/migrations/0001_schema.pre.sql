@@ -56,7 +56,7 @@ create table perdure.runs (
   failures int not null default 0,       -- attempts that failed and count (L5)
   losses int not null default 0,         -- workers lost since the last progress
   last_seq bigint not null default 0,
-  worker_seq bigint not null default 0,  -- last sequence that a worker wrote: progress
+  worker_seq bigint not null default 0,  -- last sequence of progress that a worker made
   loss_seq bigint not null default 0,    -- worker_seq at the last loss
   steps int not null default 0,
 
@@ -211,6 +211,7 @@ create table perdure.leases (
   poke int not null default 0,           -- raised when the holder must hear something
   told int not null default 0
 ) with (fillfactor = 70);
+create unique index leases_holder on perdure.leases (holder); -- a pod holds one run
 
 create table perdure.pods (
   pod_id uuid primary key,
@@ -237,6 +238,8 @@ create table perdure.ledger (
   step text,
   effect_group text,
   attempts int not null default 1,
+  timeout_seconds double precision not null, -- of one execution, and how many more there may be (null: as many as the run says): the
+  max_retries int,                           -- call's own, kept for the one who resolves it without having begun it
   token uuid,
   past_tokens uuid[] not null default '{}',
   epoch int not null,

@@ -21,9 +21,10 @@ create or replace function perdure.ledger_again(r perdure.runs, l perdure.ledger
                                                 p_after double precision, p_now timestamptz) returns perdure.op_result language plpgsql as $$
 begin
   update perdure.ledger set attempts = attempts + 1, past_tokens = past_tokens || token, token = (p_body ->> 'token')::uuid, state = 'RUNNING',
-    policy = l.policy, epoch = r.epoch, holder = r.holder, executor_ended = false, error = null,
+    policy = l.policy, timeout_seconds = l.timeout_seconds, max_retries = l.max_retries, epoch = r.epoch, holder = r.holder,
+    executor_ended = false, error = null,
     -- The call starts after the backoff.
-    safe_at = p_now + (p_after + (p_body ->> 'timeoutSeconds')::double precision + (p_body ->> 'leaseSeconds')::double precision) * interval '1 second'
+    safe_at = p_now + (p_after + l.timeout_seconds + (p_body ->> 'leaseSeconds')::double precision) * interval '1 second'
   where run_id = l.run_id and key = l.key returning * into l;
   r := perdure.log(r, 'activity.started', jsonb_build_object('key', l.key, 'tool', l.tool, 'effect', l.effect, 'attempt', l.attempts,
                                                             'token', l.token), p_now);
@@ -34,7 +35,7 @@ end $$;
 create or replace function perdure.ledger_retry(r perdure.runs, l perdure.ledger, p_body jsonb, p_now timestamptz)
 returns perdure.op_result language plpgsql as $$
 begin
-  if l.attempts > coalesce((p_body ->> 'maxRetries')::int, r.max_tool_retries) then
+  if l.attempts > coalesce(l.max_retries, r.max_tool_retries) then
     return (r, perdure.ledger_answer(l, 'failed', 'the retries of this call are used up'))::perdure.op_result;
   end if;
   return perdure.ledger_again(r, l, p_body, 'retry', 'an earlier attempt was proven not executed',
@@ -51,9 +52,11 @@ begin
   if not found then
     r := perdure.log(r, 'activity.started', jsonb_build_object('key', p_body ->> 'key', 'tool', p_body ->> 'tool',
       'effect', p_body ->> 'effect', 'attempt', 1, 'token', p_body ->> 'token'), p_now);
-    insert into perdure.ledger (run_id, key, tool, effect, state, policy, fingerprint, occurrence, step, token, epoch, holder, safe_at, request, seq)
+    insert into perdure.ledger (run_id, key, tool, effect, state, policy, fingerprint, occurrence, step, timeout_seconds, max_retries, token, epoch,
+      holder, safe_at, request, seq)
     values (r.run_id, p_body ->> 'key', p_body ->> 'tool', p_body ->> 'effect', 'RUNNING', p_body ->> 'policy', p_body ->> 'fingerprint',
-      (p_body ->> 'occurrence')::int, p_body ->> 'step', (p_body ->> 'token')::uuid, r.epoch, r.holder,
+      (p_body ->> 'occurrence')::int, p_body ->> 'step', (p_body ->> 'timeoutSeconds')::double precision, (p_body ->> 'maxRetries')::int,
+      (p_body ->> 'token')::uuid, r.epoch, r.holder,
       p_now + ((p_body ->> 'timeoutSeconds')::double precision + (p_body ->> 'leaseSeconds')::double precision) * interval '1 second',
       p_request, r.last_seq)
     returning * into l;
@@ -65,13 +68,17 @@ begin
       'the same effect was begun with other arguments (it is %s); raise the occurrence if a second one is meant', l.state)))::perdure.op_result;
   end if;
 
+  -- The call of today decides how long it may take and how often, and what is done when nobody knows: a pool or a new release may have
+  -- changed it to get a stuck run going.
+  l.timeout_seconds := (p_body ->> 'timeoutSeconds')::double precision;
+  l.max_retries := (p_body ->> 'maxRetries')::int;
+
   case l.state
     when 'SUCCEEDED' then
       return (r, perdure.ledger_answer(l, 'receipt', 'this effect has happened; raise the occurrence if a second one is meant'))::perdure.op_result;
     when 'RUNNING' then
       return (r, perdure.ledger_answer(l, 'busy', 'another call under this key is open', 0.2))::perdure.op_result;
     when 'UNKNOWN' then
-      -- The policy of today decides: a pool may have changed it to get a stuck run going.
       l.policy := p_body ->> 'policy';
       if l.policy in ('query', 'ask', 'fail') then
         return (r, perdure.ledger_answer(l, 'unknown', 'nobody knows whether this effect happened'))::perdure.op_result;
@@ -142,7 +149,8 @@ begin
   if not found then
     perform perdure.refuse('unknown-activity', 'there is no such ledger entry');
   elsif l.state in ('SUCCEEDED', 'RUNNING') or l.state <> 'UNKNOWN' and not (p_body ->> 'happened')::boolean then
-    return perdure.op_activity_begin(r, p_body || jsonb_build_object('fingerprint', l.fingerprint), null, p_now);
+    return perdure.op_activity_begin(r, p_body || jsonb_build_object('fingerprint', l.fingerprint, 'timeoutSeconds', l.timeout_seconds,
+      'maxRetries', l.max_retries), null, p_now);
   end if;
   v_left := perdure.may_act_seconds(l, p_now);
   if (p_body ->> 'happened')::boolean then
