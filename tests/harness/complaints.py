@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 from tests.harness.api import Reply
-from tests.harness.postgres import row_counts
+from tests.harness.postgres import contents
 
 from perdure import protocol as wire
 
@@ -39,9 +39,9 @@ class Complaints:
 
 @asynccontextmanager
 async def nothing_stored(pg: asyncpg.Connection) -> AsyncIterator[Complaints]:
-    """Fails with all complaints, or when a table has other rows than before."""
-    before, complaints = await row_counts(pg), Complaints()
+    """Fails with all complaints, or when a table does not hold what it held before."""
+    before, complaints = await contents(pg), Complaints()
     yield complaints
-    after = await row_counts(pg)
-    complaints.found += [f"{table}: {after[table] - before[table]:+d} rows" for table in after if after[table] != before[table]]
+    after = await contents(pg)
+    complaints.found += [f"{table}: {before[table]} before, {after[table]} now" for table in after if after[table] != before[table]]
     assert not complaints.found, "\n".join(complaints.found)

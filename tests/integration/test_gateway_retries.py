@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+from uuid import UUID
 
 import msgspec
+from tests.harness import runs
 from tests.harness.cluster import Cluster
 from tests.harness.pods import FakePod, signal, timer
 from tests.harness.postgres import move_clock
@@ -80,7 +81,7 @@ async def test_timers_and_timeouts_wake(cluster: Cluster) -> None:
     pod = await cluster.holder(gateway)
     await pod.wait("wait:long#0", signal("go"), timer(HOUR), mode="all", timeout_seconds=2 * HOUR)
     await move_clock(cluster.pg, HOUR + 1)
-    await asyncio.sleep(0.1)
+    await cluster.store.control([runs.settle(UUID(run))], wait=True)
     assert (await api.view(run)).state == "Suspended"
     await move_clock(cluster.pg, HOUR)
     heir = await cluster.holder(gateway)

@@ -48,7 +48,9 @@ CHECKS: dict[str, str] = {
         where (e.kind like 'step.%' or e.kind like 'agent.%'
                or e.kind in ('wait.opened', 'child.spawned', 'checkpoint.saved', 'activity.started'))
           and not exists (select 1 from perdure.events l
-                          where l.run_id = e.run_id and l.kind = 'run.leased' and l.epoch = e.epoch and l.seq < e.seq)""",
+                          where l.run_id = e.run_id and l.kind = 'run.leased' and l.epoch = e.epoch and l.seq < e.seq
+                            and not exists (select 1 from perdure.events x where x.run_id = l.run_id and x.seq > l.seq and x.seq < e.seq
+                                            and x.data ->> 'from' = 'Running'))""",
     "3 dense log, fold(log) equals the row": f"""
         select r.run_id, format('last_seq %s, %s events from %s to %s', r.last_seq, count(e.seq), min(e.seq), max(e.seq))
         from perdure.runs r left join perdure.events e using (run_id)
