@@ -15,6 +15,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -28,6 +29,10 @@ from hypothesis import HealthCheck, settings
 
 from perdure_operator.local.embedded_postgres import EmbeddedPostgres
 from perdure_operator.store.migrate import migrate
+
+# A job in the background ignores these, and whatever it starts would inherit that: Ctrl-C could not be tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile("perdure", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("perdure")
