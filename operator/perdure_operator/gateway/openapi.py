@@ -32,6 +32,14 @@ _ROUTES: list[tuple[str, str, str, str, str, str | None, tuple[str, ...]]] = [
 ]
 
 
+def _headers(path: str, verb: str) -> list[tuple[str, str]]:
+    if path.endswith("/tail"):
+        return [("Last-Event-ID", "The last sequence that was seen: what came after it is sent")]
+    if verb == "post" and path.endswith(("/runs", "/signals/{signal}")):
+        return [("Idempotency-Key", "1 to 253 characters; again under the same key it changes nothing and gets the first answer")]
+    return []
+
+
 def _ref(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
@@ -77,7 +85,8 @@ def openapi() -> dict[str, Any]:
         operation: dict[str, Any] = {
             "summary": summary,
             "parameters": [{"name": n, "in": "path", "required": True, "schema": {"type": "string"}} for n in names]
-            + [{"name": n, "in": "query", "schema": {"type": "string"}} for n in query],
+            + [{"name": n, "in": "query", "schema": {"type": "string"}} for n in query]
+            + [{"name": n, "in": "header", "description": what, "schema": {"type": "string"}} for n, what in _headers(path, verb)],
             "responses": {
                 status: {
                     "description": summary,

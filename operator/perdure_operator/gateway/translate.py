@@ -22,6 +22,7 @@ from perdure_operator.domain.errors import InvalidInput, PayloadTooLarge, Perdur
 from perdure_operator.domain.ids import uuid7
 from perdure_operator.gateway.pools import Pools
 from perdure_operator.gateway.submission import Parent, child_name, new_run, require_pool
+from perdure_operator.kube.api.problems import in_words
 from perdure_operator.kube.api.v1alpha1 import AgentRunSpec
 from perdure_operator.store.operations import Control, Fence, JournalStep, Operation, SliceWrite
 from perdure_operator.store.payload import Payloads
@@ -168,7 +169,7 @@ def _spawn(held: Held, pools: Pools, body: wire.Spawn) -> Control:
             by_name=False,
         )
     except ValidationError as error:
-        raise InvalidInput(f"spec: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from error
+        raise InvalidInput(in_words(error, AgentRunSpec, under=("spec",))) from error
     child = new_run(
         uuid7(),
         held.namespace,

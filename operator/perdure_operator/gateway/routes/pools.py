@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from perdure_operator.domain.errors import InvalidInput
 from perdure_operator.gateway.http import authorize, body, reply
 from perdure_operator.gateway.pools import Pools
+from perdure_operator.kube.api.problems import in_words
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
 from perdure_operator.store.store import Store
 
@@ -35,8 +36,7 @@ class PoolRoutes:
         try:
             spec = AgentPoolSpec.model_validate(content["spec"], by_alias=True, by_name=False)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise InvalidInput(f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+            raise InvalidInput(in_words(error, AgentPoolSpec, under=("spec",))) from None
         stored = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
         await self._store.upsert_pool(namespace, name, stored, spec.capacity.max_pods if spec.capacity else None)
         await self._pools.refresh()

@@ -20,6 +20,7 @@ from perdure_operator.gateway.pools import Pools
 from perdure_operator.gateway.submission import new_run, pool_name
 from perdure_operator.gateway.views import RunView, run_view, why
 from perdure_operator.kube.api.base import Labels, ObjectName
+from perdure_operator.kube.api.problems import in_words
 from perdure_operator.kube.api.v1alpha1 import AgentRunSpec
 from perdure_operator.store.operations import Control
 from perdure_operator.store.store import NewRun, Store
@@ -32,13 +33,6 @@ class _Submission(BaseModel):
     name: ObjectName | None = None
     labels: Labels = Field(default_factory=dict)
     spec: AgentRunSpec
-
-
-def _explain(error: ValidationError) -> str:
-    first = error.errors()[0]
-    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}" + (
-        f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    )
 
 
 class Runs:
@@ -100,10 +94,11 @@ class Runs:
 
     def _new(self, namespace: str, item: Any, key: str | None, n: int | None) -> NewRun:
         where = f"runs[{n}]: " if n is not None else ""
+        under = ("runs", n) if n is not None else ()
         try:
             submission = _Submission.model_validate(item, by_alias=True, by_name=False)
         except ValidationError as error:
-            raise InvalidInput(where + _explain(error)) from None
+            raise InvalidInput(in_words(error, _Submission, under=under)) from None
         spec = submission.spec
         if spec.agent.template is not None:
             raise InvalidInput(where + "a run from the public API names a pool (spec.agent.poolRef)")

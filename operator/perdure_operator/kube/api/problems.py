@@ -20,6 +20,7 @@ from perdure_operator.kube.api.base import FORMS
 from perdure_operator.kube.api.schema import Schema, structural
 
 MAX_DEPTH = 100
+MAX_PROBLEMS = 10
 
 Loc = tuple[str | int, ...]
 
@@ -92,6 +93,13 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
     """Pydantic's findings about a document for ``model``, in the order of the document."""
     schema = structural(model)
     return [_problem(found, schema) for found in error.errors(include_url=False)]
+
+
+def in_words(error: ValidationError, model: type[BaseModel], *, under: Loc = ()) -> str:
+    """All of it in one text, for an answer that has room for one. ``under``: where the model stands in what was sent."""
+    found = [Problem((*under, *problem.loc), problem.message) for problem in explain(error, model)]
+    more = f" (and {len(found) - MAX_PROBLEMS} more)" if len(found) > MAX_PROBLEMS else ""
+    return "; ".join(map(str, found[:MAX_PROBLEMS])) + more
 
 
 _WORDS = {
