@@ -64,7 +64,8 @@ class Reader:
         except ValueError:
             run_id = None
         found = await self._connection.fetchval(
-            "select run_id from perdure.runs where (namespace = $1 and name = $2) or (run_id = $3 and $1 in (namespace, '-'))",
+            "select run_id from perdure.runs "
+            "where (namespace = $1 and name = $2 and not superseded) or (run_id = $3 and $1 in (namespace, '-'))",
             namespace,
             name,
             run_id,
