@@ -1,7 +1,7 @@
 """The fleet of local worker pods: as many as the queue asks for, and a few warm ones.
 
-Every tick compares what each pool needs (from the store) with the pods that there are, and starts or retires the difference; the rule is
-:func:`perdure_operator.services.capacity.decide`. A pod belongs to a pool, never to a run. When its processes have ended the store is told at once, so a
+Every tick compares what each pool needs (from the store) with the pods that there are, and starts or retires the difference; the rule
+is in ``services.capacity``. A pod belongs to a pool, never to a run. When its processes have ended the store is told at once, so a
 run whose worker crashed is queued again without waiting for its lease to expire. A pool whose pods break before they have done anything
 useful is tried again ever more slowly, one pod at a time.
 """

@@ -110,6 +110,16 @@ class Resources:
         async with self._store.connection() as connection:
             await connection.execute("update perdure.resources set gone = true where uid = $1", uid)
 
+    async def children(self, run: UUID) -> list[Tracked]:
+        """Those of a run's children that have a resource."""
+        async with self._store.connection() as connection:
+            rows = await connection.fetch(
+                "select run_id, uid, namespace, name, not perdure.terminal(state) as active "
+                "from perdure.resources join perdure.runs using (run_id) where parent_id = $1 and uid is not null and not gone",
+                run,
+            )
+        return [Tracked(*row.values()) for row in rows]
+
     async def tracked(self) -> list[Tracked]:
         async with self._store.connection() as connection:
             rows = await connection.fetch(
