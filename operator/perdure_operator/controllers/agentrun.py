@@ -6,6 +6,7 @@ What the run does meanwhile is written back by the projector, not here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ from perdure_operator.kube.names import CANCEL_FINALIZER, RUN_ID_LABEL
 from perdure_operator.services.projector import Cache
 from perdure_operator.services.submission import new_run, pool_name
 from perdure_operator.store.operations import Control
-from perdure_operator.store.resources import Admitted, Resources
+from perdure_operator.store.resources import Resources
 from perdure_operator.store.store import NewRun, Store
 
 log = structlog.get_logger(__name__)
@@ -77,16 +78,21 @@ class AgentRuns:
         meta = resource["metadata"]
         uid, generation = UUID(meta["uid"]), int(meta["generation"])
         known = await self._resources.find(uid)
-        if known is not None and known[1] in ("Succeeded", "Failed", "Cancelled"):
-            return await self._finished(resource)
-        run, spec = await self._run_of(resource)
         if known is None:
-            resource = await self._hold(resource)
-        admitted = await self._resources.admit(uid, generation, run, bound=_bound(meta))
-        self._wrote()
-        return await self._act(admitted, spec, generation)
+            return await self._new(resource, uid, generation)
+        if known.ended:
+            return await self._finished(resource)
+        if known.generation < generation:
+            await self._tell_spec(known.run, _spec(resource), generation)
+        return None
 
-    async def _act(self, admitted: Admitted, spec: AgentRunSpec, generation: int) -> float | None:
+    async def _new(self, resource: Json, uid: UUID, generation: int) -> float | None:
+        spec = _spec(resource)
+        run = await self._run_of(resource["metadata"], spec)
+        if not await self._hold(resource):
+            return None
+        admitted = await self._resources.admit(uid, generation, run, bound=_bound(resource["metadata"]))
+        self._wrote()
         if admitted.decision == "wait":
             if admitted.run is not None and admitted.state not in ("Succeeded", "Failed", "Cancelled"):
                 await self._cancel(admitted.run, "its resource was replaced by another of the same name")
@@ -95,32 +101,28 @@ class AgentRuns:
             raise Blocked("NameTaken", f"run {admitted.run}, which has no resource, has this name and has not ended; choose another name")
         if admitted.decision == "key-taken":
             raise Blocked("IdempotencyKeyTaken", f"another AgentRun, of run {admitted.run}, has this idempotencyKey; choose another key")
-        if admitted.changed and admitted.run is not None:
-            body = {
-                "generation": generation,
-                "desiredState": spec.desired_state or "Running",
-                "priority": spec.priority or 0,
-                "activeLimitMs": spec.active_deadline_seconds * 1000 if spec.active_deadline_seconds is not None else None,
-                "deadlineSeconds": spec.deadline_seconds,
-            }
-            await self._apply(Control(admitted.run, "spec", body))
-        elif admitted.decision == "created" and admitted.run is not None and spec.desired_state == "Cancelled":
+        if admitted.decision == "created" and admitted.run is not None and spec.desired_state == "Cancelled":
             await self._cancel(admitted.run, "spec.desiredState is Cancelled")
         return None
 
-    async def _run_of(self, resource: Json) -> tuple[NewRun, AgentRunSpec]:
+    async def _tell_spec(self, run: UUID, spec: AgentRunSpec, generation: int) -> None:
+        """What may change after the start (B1); the CRD refuses the rest."""
+        body = {
+            "generation": generation,
+            "desiredState": spec.desired_state or "Running",
+            "priority": spec.priority or 0,
+            "activeLimitMs": spec.active_deadline_seconds * 1000 if spec.active_deadline_seconds is not None else None,
+            "deadlineSeconds": spec.deadline_seconds,
+        }
+        await self._apply(Control(run, "spec", body))
+
+    async def _run_of(self, meta: Json, spec: AgentRunSpec) -> NewRun:
         """The row that this resource asks for. Raises Blocked."""
-        meta = resource["metadata"]
         namespace = meta["namespace"]
-        try:
-            spec = AgentRun.model_validate({**resource, "status": None}, by_alias=True, by_name=False).spec
-        except ValidationError as error:
-            raise Blocked("InvalidSpec", in_words(error, AgentRun)) from None
         pool = await self._pool(namespace, spec)
         input_json = await self._input(namespace, spec)
         labels = {key: value for key, value in (meta.get("labels") or {}).items() if key != RUN_ID_LABEL}
-        run = new_run(uuid7(), namespace, meta["name"], spec, pool, input_json=input_json, labels=labels)
-        return run, spec
+        return new_run(uuid7(), namespace, meta["name"], spec, pool, input_json=input_json, labels=labels)
 
     async def _pool(self, namespace: str, spec: AgentRunSpec) -> AgentPoolSpec:
         if spec.agent.template is not None:
@@ -154,13 +156,11 @@ class AgentRuns:
         except ValueError as error:
             raise Blocked("InputInvalid", f"key {reference.key} of ConfigMap {reference.name} is not JSON: {error}") from None
 
-    async def _hold(self, resource: Json) -> Json:
-        """Our finalizer, before there is anything that a deletion would have to end."""
+    async def _hold(self, resource: Json) -> bool:
+        """Our finalizer, before there is anything that a deletion would have to end. False: the resource is gone already."""
         meta = resource["metadata"]
         finalizers = meta.get("finalizers") or []
-        if CANCEL_FINALIZER in finalizers:
-            return resource
-        return await self._set_finalizers(meta, [*finalizers, CANCEL_FINALIZER])
+        return CANCEL_FINALIZER in finalizers or await self._set_finalizers(meta, [*finalizers, CANCEL_FINALIZER])
 
     async def _finished(self, resource: Json) -> float | None:
         """A run that has ended needs no finalizer; the resource goes when its time is over."""
@@ -173,7 +173,7 @@ class AgentRuns:
         ttl = resource["spec"].get("ttlSecondsAfterFinished")
         if ttl is None or not status.get("completionTime"):
             return None
-        left = ttl - (datetime.now(UTC) - datetime.fromisoformat(status["completionTime"])).total_seconds()
+        left: float = ttl - (datetime.now(UTC) - datetime.fromisoformat(status["completionTime"])).total_seconds()
         if left > 0:
             return left
         await self._kube.delete(AGENTRUNS, meta["namespace"], meta["name"], uid=meta["uid"], propagation="Background")
@@ -195,10 +195,9 @@ class AgentRuns:
         known = await self._resources.find(uid)
         if known is None:
             return
-        run, state = known
-        if state not in ("Succeeded", "Failed", "Cancelled"):
-            await self._detach_orphans(run, resource["metadata"])
-            await self._cancel(run, reason)
+        if not known.ended:
+            await self._detach_orphans(known.run, resource["metadata"])
+            await self._cancel(known.run, reason)
         await self._resources.gone(uid)
 
     async def _detach_orphans(self, run: UUID, meta: Json) -> None:
@@ -213,10 +212,8 @@ class AgentRuns:
                 await self._apply(Control(children[child["metadata"]["uid"]], "detach", {"by": "orphan"}))
 
     async def _cancel(self, run: UUID, reason: str) -> None:
-        try:
+        with contextlib.suppress(RunFinished):
             await self._apply(Control(run, "cancel", {"by": "operator", "reason": reason}))
-        except RunFinished:
-            pass
 
     async def _apply(self, operation: Control) -> None:
         """Raises the typed error of a refusal."""
@@ -227,30 +224,39 @@ class AgentRuns:
 
     # ------------------------------------------------------------------------------------------------------------ writing
 
-    async def _set_finalizers(self, meta: Json, finalizers: list[str]) -> Json:
-        """Raises KubeConflict when the object has changed since it was read."""
+    async def _set_finalizers(self, meta: Json, finalizers: list[str]) -> bool:
+        """False: the object is gone, or being deleted when ours was to be added. Raises KubeConflict when others write all the time."""
         body = {"metadata": {"finalizers": finalizers, "resourceVersion": meta["resourceVersion"], "uid": meta["uid"]}}
         try:
-            return await self._kube.merge_patch(AGENTRUNS, meta["namespace"], meta["name"], body)
+            await self._kube.merge_patch(AGENTRUNS, meta["namespace"], meta["name"], body)
         except KubeNotFound:
-            return {}
+            return False
         except KubeConflict:
             fresh = await self._kube.get(AGENTRUNS, meta["namespace"], meta["name"])
-            if fresh is None or fresh["metadata"]["uid"] != meta["uid"]:
-                return {}
+            adds = CANCEL_FINALIZER in finalizers
+            if fresh is None or fresh["metadata"]["uid"] != meta["uid"] or (adds and fresh["metadata"].get("deletionTimestamp")):
+                return False
             others = [f for f in fresh["metadata"].get("finalizers") or [] if f != CANCEL_FINALIZER]
             wanted = [*others, CANCEL_FINALIZER] if CANCEL_FINALIZER in finalizers else others
             body["metadata"] |= {"finalizers": wanted, "resourceVersion": fresh["metadata"]["resourceVersion"]}
-            return await self._kube.merge_patch(AGENTRUNS, meta["namespace"], meta["name"], body)
+            await self._kube.merge_patch(AGENTRUNS, meta["namespace"], meta["name"], body)
+        return True
 
     async def _say_blocked(self, resource: Json, blocked: Blocked) -> None:
         meta, status = resource["metadata"], resource.get("status") or {}
         before = next((c for c in status.get("conditions") or [] if c["type"] == "Succeeded"), None)
         if before is not None and (before["reason"], before["message"]) == (blocked.reason, str(blocked)):
             return
-        log.warning("an AgentRun cannot become a run", name=f"{meta['namespace']}/{meta['name']}", reason=blocked.reason, detail=str(blocked))
+        log.warning(
+            "an AgentRun cannot become a run", name=f"{meta['namespace']}/{meta['name']}", reason=blocked.reason, detail=str(blocked)
+        )
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        common = {"reason": blocked.reason, "message": str(blocked)[:1000], "lastTransitionTime": now, "observedGeneration": meta["generation"]}
+        common = {
+            "reason": blocked.reason,
+            "message": str(blocked)[:1000],
+            "lastTransitionTime": now,
+            "observedGeneration": meta["generation"],
+        }
         truths = {"Succeeded": "Unknown", "Suspended": "False", "PodScheduled": "False", "Finished": "False"}
         body = {
             "metadata": {"resourceVersion": meta["resourceVersion"]},
@@ -267,10 +273,17 @@ class AgentRuns:
             log.info("why an AgentRun is blocked could not be written", name=meta["name"], error=str(error))
 
 
+def _spec(resource: Json) -> AgentRunSpec:
+    """Raises Blocked."""
+    try:
+        return AgentRun.model_validate({**resource, "status": None}, by_alias=True, by_name=False).spec
+    except ValidationError as error:
+        raise Blocked("InvalidSpec", in_words(error, AgentRun)) from None
+
+
 def _bound(meta: Json) -> UUID | None:
-    """The run that the projector made this resource for. Anybody can write a label: the store believes it only for a run without resource."""
+    """The run that the projector made this resource for. Anybody can write a label: the store believes it of a run without resource."""
     try:
         return UUID((meta.get("labels") or {})[RUN_ID_LABEL])
     except (KeyError, ValueError):
         return None
-

@@ -26,13 +26,14 @@ STEP_DOWN_SECONDS = 4.0
 
 
 class Elector:
-    """Runs ``lead(term)`` while this process leads, and cancels it when it does not any more. ``lead`` returning or failing ends ``run``."""
+    """Runs ``lead(term)`` while this process leads, and cancels it when it does not any more. When ``lead`` ends, so does ``run``."""
 
     def __init__(self, resources: Resources, holder: str, lead: Callable[[int], Awaitable[None]]) -> None:
         self._resources = resources
         self._holder = holder
         self._lead = lead
         self.term: int | None = None
+        self._deposed = False
 
     async def run(self) -> None:
         """Until cancelled; then gives the lead back, so that another replica has it within a second."""

@@ -176,7 +176,11 @@ def _resource(run: Unmade) -> Json:
     if run.parent_uid is not None:
         metadata["ownerReferences"] = [
             {
-                "apiVersion": API_VERSION, "kind": "AgentRun", "name": run.parent_name, "uid": str(run.parent_uid), "controller": True,
+                "apiVersion": API_VERSION,
+                "kind": "AgentRun",
+                "name": run.parent_name,
+                "uid": str(run.parent_uid),
+                "controller": True,
                 "blockOwnerDeletion": True,
             }  # fmt: skip
         ]

@@ -65,8 +65,12 @@ def _conditions(row: Row, generation: int, old: dict[str, Json]) -> list[Json]:
         kept = before["lastTransitionTime"] if before and before["status"] == truth else since
         conditions.append(
             {
-                "type": kind, "status": truth, "reason": _identifier(why), "message": message[:MAX_MESSAGE],
-                "lastTransitionTime": kept, "observedGeneration": generation,
+                "type": kind,
+                "status": truth,
+                "reason": _identifier(why),
+                "message": message[:MAX_MESSAGE],
+                "lastTransitionTime": kept,
+                "observedGeneration": generation,
             }  # fmt: skip
         )
     return conditions
@@ -125,7 +129,11 @@ def event_of(status: Json, old: Json) -> tuple[str, str, str] | None:
     if phase == before and status["attempt"] == old.get("attempt"):
         return None
     if phase == "Running":
-        return "Normal", "Resumed" if before == "Suspended" or old.get("startTime") else "Started", f"attempt {status['attempt']} on pod {status.get('podName')}"
+        return (
+            "Normal",
+            "Resumed" if before == "Suspended" or old.get("startTime") else "Started",
+            f"attempt {status['attempt']} on pod {status.get('podName')}",
+        )
     if phase == "Suspended":
         return "Normal", "Suspended", message or f"waits for {status.get('waitReason')}"
     if phase in TERMINAL:

@@ -25,7 +25,15 @@ class Admitted:
     decision: Decision
     run: UUID | None
     state: str | None
-    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The run of a resource. ``generation``: that of the spec that it was told."""
+
+    run: UUID
+    generation: int
+    ended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +103,16 @@ class Resources:
                 blob.hash if blob else None,
                 blob.data if blob else None,
             )
-        return Admitted(row["decision"], row["run_id"], row["state"], row["changed"])
+        return Admitted(row["decision"], row["run_id"], row["state"])
 
-    async def find(self, uid: UUID) -> tuple[UUID, str] | None:
-        """The run of a resource, and its state."""
+    async def find(self, uid: UUID) -> Found | None:
         async with self._store.connection() as connection:
             row = await connection.fetchrow(
-                "select run_id, state from perdure.resources join perdure.runs using (run_id) where uid = $1", uid
+                "select run_id, generation, perdure.terminal(state) as ended "
+                "from perdure.resources join perdure.runs using (run_id) where uid = $1",
+                uid,
             )
-        return (row["run_id"], row["state"]) if row else None
+        return Found(*row.values()) if row else None
 
     async def gone(self, uid: UUID) -> None:
         """The resource is deleted, or is being deleted, and its run has been told."""
