@@ -171,8 +171,11 @@ def _sequence(resource: Json) -> int:
 
 def _resource(run: Unmade) -> Json:
     metadata: Json = {
-        "name": run.name, "namespace": run.namespace, "labels": {**run.labels, RUN_ID_LABEL: str(run.run)}, "finalizers": [CANCEL_FINALIZER],
-    }  # fmt: skip
+        "name": run.name,
+        "namespace": run.namespace,
+        "labels": {**run.labels, RUN_ID_LABEL: str(run.run)},
+        "finalizers": [CANCEL_FINALIZER],
+    }
     if run.parent_uid is not None:
         metadata["ownerReferences"] = [
             {
@@ -182,7 +185,7 @@ def _resource(run: Unmade) -> Json:
                 "uid": str(run.parent_uid),
                 "controller": True,
                 "blockOwnerDeletion": True,
-            }  # fmt: skip
+            }
         ]
     spec = dict(run.spec)
     if (value := decode(run.input)) is not None:

@@ -71,7 +71,7 @@ def _conditions(row: Row, generation: int, old: dict[str, Json]) -> list[Json]:
                 "message": message[:MAX_MESSAGE],
                 "lastTransitionTime": kept,
                 "observedGeneration": generation,
-            }  # fmt: skip
+            }
         )
     return conditions
 
