@@ -89,9 +89,9 @@ def test(args: argparse.Namespace) -> int:
     base_image.build()
     cluster = Cluster()
     started = not cluster.is_running()
-    if started:
-        cluster.start()
     try:
+        if started:
+            cluster.start()
         return subprocess.run(cluster.argv(pytest), env=cluster.environment(), check=False).returncode
     finally:
         if started:
@@ -102,13 +102,15 @@ def serve(_: argparse.Namespace) -> int:
     """run an API server alone, on loopback, until Ctrl-C"""
     with apiserver.running() as server:
         print(f"export KUBECONFIG={server.kubeconfig}", flush=True)
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        signal.pause()
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = args.run
+    # Being told to end is no reason to leave a cluster behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return run(args)
     except ClusterError as error:

@@ -40,8 +40,6 @@ class Clients:
         """Its standard output. :class:`CommandError` when it fails or takes too long."""
         argv = self.argv(command)
         environment = {**self.environment(), **(env or {})}
-        # Popen looks a program up in the caller's PATH, not in the one it is given.
-        argv = argv if argv[0].startswith("/") else ["env", *argv]
         try:
             done = subprocess.run(argv, input=input, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
         except subprocess.TimeoutExpired as error:

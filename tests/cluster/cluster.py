@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from tests.cluster import binaries
@@ -32,8 +31,8 @@ from tests.cluster.paths import NAME, ROOT, locked, work
 from tests.cluster.processes import Processes
 from tests.cluster.progress import doing, say
 
-# Processes in the cluster's network know by it that they are there.
-INSIDE = "PERDURE_TEST_CLUSTER"
+# After the end, for whoever wants to know why.
+KEPT = ("logs", "audit.log")
 
 
 def obstacle() -> str | None:
@@ -64,13 +63,18 @@ class Cluster(Clients):
         binaries.build()
         with locked(self.folder.with_suffix(".lock")):
             self._remove()
-            with doing("starting the cluster"):
-                self._start()
+            try:
+                with doing("starting the cluster"):
+                    self._start()
+            except BaseException:
+                self._remove(keep=KEPT)
+                raise
 
     def stop(self) -> None:
         """Leaves nothing but the logs. A cluster that does not run is fine."""
         with locked(self.folder.with_suffix(".lock")), doing("stopping the cluster"):
-            self._remove(keep=("logs", "audit.log"))
+            self._remove(keep=KEPT)
+            say(f"  logs stay in {self.log(KUBELET).parent}")
 
     def is_running(self) -> bool:
         return self._processes.is_running(HOLDER) and self._processes.is_running(APISERVER)
@@ -88,13 +92,12 @@ class Cluster(Clients):
     def argv(self, command: Sequence[str | Path]) -> list[str]:
         if not self._processes.is_running(HOLDER):
             raise ClusterError("no cluster runs: start one with `python -m tests.cluster up`")
-        # By way of env, because nsenter would look for the program in its own PATH.
-        return [*self._namespace.inside(mounts=False), "env", *super().argv(command)]
+        return [*self.nsenter, *super().argv(command)]
 
     def environment(self) -> dict[str, str]:
         helm = {f"HELM_{kind}_HOME": str(self.folder / "helm" / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
         path = f"{binaries.search_path()}:{os.environ.get('PATH', os.defpath)}"
-        return {**super().environment(), **helm, **self._containerd.environment(), "PATH": path, INSIDE: str(self.folder)}
+        return {**super().environment(), **helm, **self._containerd.environment(), "PATH": path}
 
     @property
     def nsenter(self) -> list[str]:
@@ -125,8 +128,9 @@ class Cluster(Clients):
         """Of a program, by the name that :meth:`status` lists it under."""
         return self._processes.log(name)
 
-    def stop_apiserver(self) -> None:
-        self._processes.stop(APISERVER)
+    def stop_apiserver(self, sig: signal.Signals = signal.SIGTERM) -> None:
+        """Returns when its process is gone."""
+        self._processes.stop(APISERVER, sig)
 
     def start_apiserver(self) -> None:
         """Returns when it is ready."""
@@ -137,8 +141,9 @@ class Cluster(Clients):
         self.stop_apiserver()
         self.start_apiserver()
 
-    def stop_kubelet(self) -> None:
-        self._processes.stop(KUBELET)
+    def stop_kubelet(self, sig: signal.Signals = signal.SIGTERM) -> None:
+        """Returns when its process is gone; the containers stay."""
+        self._processes.stop(KUBELET, sig)
 
     def start_kubelet(self) -> None:
         """Returns when it is healthy."""
@@ -184,9 +189,9 @@ class Cluster(Clients):
     def _wait_for_pods(self) -> None:
         """Until a pod can be made: a Ready node, and the account that every pod of the default namespace has."""
         try:
-            self.kubectl(
-                "wait", "--for=create", f"node/{NODE}", "serviceaccount/default", "configmap/kube-root-ca.crt", "--timeout=60s", seconds=70
-            )
+            # One at a time: kubectl waits for the first missing thing only if it is the only one.
+            for needed in (f"node/{NODE}", "serviceaccount/default", "configmap/kube-root-ca.crt"):
+                self.kubectl("wait", "--for=create", needed, "--timeout=60s", seconds=70)
             self.kubectl("wait", "--for=condition=Ready", f"node/{NODE}", "--timeout=60s", seconds=70)
         except ClusterError as error:
             states = ", ".join(f"{name} {'runs' if runs else 'has ended'}" for name, runs in self.status().items())
@@ -213,7 +218,3 @@ class Cluster(Clients):
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
-        if keep:
-            say(f"  logs: {self.folder / 'logs'}")
-        with suppress(OSError):
-            self.folder.rmdir()

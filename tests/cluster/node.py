@@ -18,6 +18,7 @@ KUBELET = "kubelet"
 KUBE_PROXY = "kube-proxy"
 COREDNS = "coredns"
 READY_SECONDS = 60.0
+EVICTION_SIGNALS = ("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available", "imagefs.inodesFree")
 KUBELET_HEALTH = "http://127.0.0.1:10248/healthz"
 COREDNS_READY = "127.0.0.1:8181"
 
@@ -91,10 +92,10 @@ class Node:
             "cgroupDriver": "cgroupfs",
             "failCgroupV1": False,
             "failSwapOn": False,
-            # The machine is not the node's alone: nothing is reserved, and little is left before pods are evicted.
+            # The machine is not the node's alone: nothing is reserved, and no pod is evicted for what others use.
             "enforceNodeAllocatable": [],
             "localStorageCapacityIsolation": False,
-            "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%", "nodefs.inodesFree": "1%"},
+            "evictionHard": dict.fromkeys(EVICTION_SIGNALS, "0%"),
             # An image that was loaded is in no registry to be pulled from again.
             "imageGCHighThresholdPercent": 100,
             "maxPods": 500,
