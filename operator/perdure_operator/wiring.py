@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import structlog
 from aiohttp import web
 
-from perdure_operator.config import GatewayConfig
+from perdure_operator.config import Address, ConfigError, GatewayConfig, TlsFiles
 from perdure_operator.gateway.app import Gateway
-from perdure_operator.gateway.auth import LocalTokens, load_secret
+from perdure_operator.gateway.auth import Authenticator, LocalTokens, load_secret
+from perdure_operator.gateway.tls import Certificate
 from perdure_operator.store.store import Store
 
 log = structlog.get_logger(__name__)
@@ -19,24 +24,63 @@ SHUTDOWN_SECONDS = 5.0
 
 async def run_gateway(config: GatewayConfig) -> None:
     """Serves until SIGTERM or SIGINT. A background loop that breaks ends it with that error."""
-    store = await Store.connect(config.dsn, connections=config.connections, prepared_statements=config.prepared_statements)
-    gateway = Gateway(store, config.name, LocalTokens(load_secret(config.token_secret_file)), lease_seconds=config.lease_seconds)
-    runner = web.AppRunner(gateway.application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
-    await runner.setup()
+    certificate = _certificate(config.tls) if config.tls else None
+    authenticator = _authenticator(config)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    loops = asyncio.create_task(gateway.run_loops())
-    try:
-        site = web.TCPSite(runner, config.host, config.port, backlog=1024)
-        await site.start()
-        log.info("gateway ready", name=config.name, address=runner.addresses[0])
+    async with AsyncExitStack() as parts:
+        store = await Store.connect(config.dsn, connections=config.connections, prepared_statements=config.prepared_statements)
+        parts.push_async_callback(store.close)
+        gateway = Gateway(store, config.name, authenticator, lease_seconds=config.lease_seconds)
+        if config.metrics_listen:
+            await parts.enter_async_context(_serving(gateway.probes(), config.metrics_listen))
+        tls = certificate.context if certificate else None
+        address = await parts.enter_async_context(_serving(gateway.application(), config.listen, tls))
+        loops = await parts.enter_async_context(_running(gateway.run_loops(), *([certificate.run()] if certificate else [])))
+        log.info("gateway ready", name=config.name, address=address, tls=tls is not None)
         stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({loops, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if loops.done():
-            loops.result()
+        ended, _ = await asyncio.wait({*loops, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+
+
+@asynccontextmanager
+async def _running(*loops: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
+    tasks = [asyncio.create_task(loop) for loop in loops]
+    try:
+        yield tasks
     finally:
-        loops.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _serving(app: web.Application, at: Address, tls: ssl.SSLContext | None = None) -> AsyncIterator[object]:
+    """Gives the address that was bound. Raises OSError."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, at.host, at.port, backlog=1024, ssl_context=tls).start()
+        yield runner.addresses[0]
+    finally:
         await runner.cleanup()
-        await asyncio.gather(loops, return_exceptions=True)
-        await store.close()
+
+
+def _certificate(files: TlsFiles) -> Certificate:
+    try:
+        return Certificate(files.certificate, files.key)
+    except OSError as error:
+        raise ConfigError(f"PERDURE_TLS_CERT_FILE and PERDURE_TLS_KEY_FILE are no certificate and its key: {error}") from error
+
+
+def _authenticator(config: GatewayConfig) -> Authenticator:
+    if config.auth == "kubernetes" or config.token_secret_file is None:
+        raise ConfigError(
+            "PERDURE_AUTH is kubernetes, which this version does not have yet; set PERDURE_AUTH=local and PERDURE_TOKEN_SECRET_FILE"
+        )
+    try:
+        return LocalTokens(load_secret(config.token_secret_file))
+    except ValueError as error:
+        raise ConfigError(f"PERDURE_TOKEN_SECRET_FILE: {error}") from error
