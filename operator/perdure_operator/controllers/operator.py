@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
@@ -37,15 +37,15 @@ WORKERS = 16
 
 @dataclass(frozen=True)
 class OperatorSettings:
-    """``namespaces``: empty for all. ``inline``: all, none, or the namespaces in which runs may bring their own pod template."""
+    """``namespaces``: empty for all. ``inline``: the namespaces in which runs may bring their own pod template."""
 
     pods: PodSettings
     namespaces: Sequence[str] = ()
-    inline: str = "none"
+    inline: Literal["all"] | frozenset[str] = frozenset()
     resync_seconds: float = 300.0
 
     def allows_inline(self, namespace: str) -> bool:
-        return self.inline == "all" or namespace in (name.strip() for name in self.inline.split(","))
+        return self.inline == "all" or namespace in self.inline
 
 
 class Operator:
