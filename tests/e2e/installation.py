@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.cluster.clients import Clients
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.images import project_dockerfile
@@ -45,14 +44,18 @@ class Installation:
         sets = [part for value in (f"image.tag={TAG}", "quickstart.enabled=true", "quickstart.persistence.enabled=false", *values)
                 for part in ("--set", value)]  # fmt: skip
         try:
-            self.cluster.helm("upgrade", "--install", RELEASE, chart, "-n", NAMESPACE, "--create-namespace", *sets, "--wait", "--timeout", "150s")
+            self.cluster.helm(
+                "upgrade", "--install", RELEASE, chart, "-n", NAMESPACE, "--create-namespace", *sets, "--wait", "--timeout", "150s"
+            )
         except ClusterError as error:
             raise ClusterError(f"{error}\n{self.words()}") from None
 
     def _build_example(self, name: str) -> None:
         """Its Dockerfile stands on an image that is in no registry: both are one file here."""
         own = (ROOT / "examples" / name / "Dockerfile").read_text()
-        self._build_on_agent(f"perdure-example-{name}", own[own.index("FROM ${AGENT}") :].replace("FROM ${AGENT}", "FROM agent AS example", 1))
+        self._build_on_agent(
+            f"perdure-example-{name}", own[own.index("FROM ${AGENT}") :].replace("FROM ${AGENT}", "FROM agent AS example", 1)
+        )
 
     def _build_agents(self) -> None:
         self._build_on_agent("perdure-e2e-agents", "FROM agent AS example\nCOPY tests/e2e/agents /app\n")
@@ -150,7 +153,9 @@ class Installation:
     def prepare(self, namespace: str) -> None:
         """An account that may do everything with runs, and the pools of the test's agents."""
         self.cluster.kubectl("create", "serviceaccount", "tester", "-n", namespace)
-        self.cluster.kubectl("create", "rolebinding", "tester", "-n", namespace, "--clusterrole=edit", f"--serviceaccount={namespace}:tester")
+        self.cluster.kubectl(
+            "create", "rolebinding", "tester", "-n", namespace, "--clusterrole=edit", f"--serviceaccount={namespace}:tester"
+        )
 
 
 def pool(name: str, command: Sequence[str], *, idle: int = 0, reuse: bool = False, **container: Any) -> Json:
