@@ -7,9 +7,9 @@ breaks ends the process, and another replica, or this one anew, begins with a lo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import structlog
 
@@ -29,6 +29,7 @@ from perdure_operator.store.store import Store
 
 log = structlog.get_logger(__name__)
 
+Json = dict[str, Any]
 Key = tuple[Resource, str, str]
 
 WATCHED = (AGENTRUNS, AGENTPOOLS, PODS)
@@ -48,12 +49,27 @@ class OperatorSettings:
         return self.inline == "all" or namespace in self.inline
 
 
-class Operator:
-    """``synced``: the watch has shown everything once; ready means that."""
+class Watch(Protocol):
+    """What is known of the cluster (kube/informer.py). ``deleted``: the last state of an object whose end was seen, until forgotten."""
 
-    def __init__(self, store: Store, kube: KubeApi, settings: OperatorSettings) -> None:
+    synced: asyncio.Event
+
+    async def run(self) -> None: ...
+    def get(self, resource: Resource, namespace: str, name: str) -> Json | None: ...
+    def items(self, resource: Resource) -> Iterable[Json]: ...
+    def deleted(self, resource: Resource, namespace: str, name: str) -> Json | None: ...
+    def forget(self, resource: Resource, namespace: str, name: str, uid: str) -> None: ...
+    def replace(self, resource: Resource, objects: Sequence[Json]) -> None: ...
+    def age(self) -> float: ...
+
+
+MakeWatch = Callable[[Sequence[Resource], Sequence[str], Callable[[Resource, str, str], None]], Watch]
+
+
+class Operator:
+    def __init__(self, store: Store, kube: KubeApi, settings: OperatorSettings, watch: MakeWatch = Informer) -> None:
         resources = Resources(store)
-        self._informer = informer = Informer(WATCHED, settings.namespaces, self._changed)
+        self._informer = informer = watch(WATCHED, settings.namespaces, self._changed)
         self._projector = Projector(resources, kube, informer)
         self._fleet = fleet = Fleet(store, resources, kube, settings.pods)
         self._runs = AgentRuns(store, resources, kube, informer, inline=settings.allows_inline, wrote=self._wrote)
