@@ -37,7 +37,7 @@ TICK_SECONDS = 0.1
 OUTAGE_SECONDS = 1.0
 PARALLEL_STARTS = 30
 LOST_SECONDS = 2.0
-"""A place that has no pod after so long, and that nobody is making one for, is looked after: the operator crashed, or the answer was lost."""
+"""A place without a pod after so long is looked after: the operator crashed, or the answer was lost."""
 DELETE_AGAIN_SECONDS = 30.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 
