@@ -71,7 +71,7 @@ class FakeWatch:
         if found is not None and found["metadata"]["uid"] == uid:
             del self._deleted[resource, namespace, name]
 
-    def replace(self, resource: Resource, objects: Sequence[Json]) -> None:
+    def replace(self, resource: Resource, objects: Iterable[Json], version: str, namespace: str | None = None) -> None:
         known = {place for place in self._seen if place[0] == resource}
         now = {(resource, o["metadata"]["namespace"], o["metadata"]["name"]): o for o in objects}
         for place in known - now.keys():
@@ -81,6 +81,3 @@ class FakeWatch:
             if self._seen.get(place) != found:
                 self._seen[place] = found
                 self._on_change(*place)
-
-    def age(self) -> float:
-        return 0.0

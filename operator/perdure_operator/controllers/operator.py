@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import structlog
@@ -20,7 +21,6 @@ from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, PODS, KubeApi, R
 from perdure_operator.kube.informer import Informer
 from perdure_operator.kube.specs.pod import PodSettings
 from perdure_operator.kube.workqueue import WorkQueue
-from perdure_operator.observability import metrics
 from perdure_operator.services.fleet import Fleet
 from perdure_operator.services.projector import Projector
 from perdure_operator.services.resync import Resync
@@ -59,16 +59,18 @@ class Watch(Protocol):
     def items(self, resource: Resource) -> Iterable[Json]: ...
     def deleted(self, resource: Resource, namespace: str, name: str) -> Json | None: ...
     def forget(self, resource: Resource, namespace: str, name: str, uid: str) -> None: ...
-    def replace(self, resource: Resource, objects: Sequence[Json]) -> None: ...
-    def age(self) -> float: ...
+    def replace(self, resource: Resource, objects: Iterable[Json], version: str, namespace: str | None = None) -> None: ...
 
 
 MakeWatch = Callable[[Sequence[Resource], Sequence[str], Callable[[Resource, str, str], None]], Watch]
 
 
 class Operator:
-    def __init__(self, store: Store, kube: KubeApi, settings: OperatorSettings, watch: MakeWatch = Informer) -> None:
+    """``watch``: what shows the cluster; the real one unless told."""
+
+    def __init__(self, store: Store, kube: KubeApi, settings: OperatorSettings, watch: MakeWatch | None = None) -> None:
         resources = Resources(store)
+        watch = watch or partial(Informer, kube=kube)
         self._informer = informer = watch(WATCHED, settings.namespaces, self._changed)
         self._projector = Projector(resources, kube, informer)
         self._fleet = fleet = Fleet(store, resources, kube, settings.pods)
@@ -95,7 +97,6 @@ class Operator:
             group.create_task(self._resync.run(), name="resync")
             group.create_task(self._projector.run(), name="projector")
             group.create_task(self._fleet.run(term), name="fleet")
-            group.create_task(self._measure(), name="measure")
 
     async def _reconcile(self, key: Key) -> float | None:
         resource, namespace, name = key
@@ -123,8 +124,3 @@ class Operator:
             meta, pool = run["metadata"], (run["spec"].get("agent") or {}).get("poolRef") or {}
             if meta["namespace"] == namespace and pool.get("name") == name and not (run.get("status") or {}).get("runID"):
                 self._queue.add((AGENTRUNS, namespace, meta["name"]))
-
-    async def _measure(self) -> None:
-        while True:
-            metrics.WATCH_AGE.set(self._informer.age())
-            await asyncio.sleep(5)
