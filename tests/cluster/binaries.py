@@ -70,7 +70,7 @@ ALL = (ETCD, KUBE, CONTAINERD, COREDNS, HELM, BUILDKIT, PAUSE)
 
 def obstacle(groups: Iterable[Group] = ALL) -> str | None:
     """Why these programs are neither there nor can be built; None if they are or can."""
-    return None if all(group.folder.exists() for group in groups) else obstacle_to_programs()
+    return None if are_built(groups) else obstacle_to_programs()
 
 
 def are_built(groups: Iterable[Group] = ALL) -> bool:

@@ -10,12 +10,16 @@ from tests.cluster.apiserver import ApiServer
 from tests.cluster.unavailable import unavailable
 
 
-@pytest.fixture(scope="session")
-def api_server() -> Iterator[ApiServer]:
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Here and not in a fixture, so that pytest tells it once instead of once a test."""
     if reason := apiserver.obstacle():
         unavailable(reason)
     # Minutes of compiling are no part of a test, and no test's timeout allows for them.
     if not binaries.are_built(binaries.CONTROL_PLANE):
         unavailable("no API server has been built yet: run `make cluster-build`")
+
+
+@pytest.fixture(scope="session")
+def api_server() -> Iterator[ApiServer]:
     with apiserver.running() as server:
         yield server

@@ -13,12 +13,19 @@ from tests.cluster.clients import Clients, ExistingCluster
 from tests.cluster.cluster import Cluster
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Here and not in a fixture, so that pytest tells it once instead of once a test."""
+    # Not a failure on continuous integration either: there `make e2e` runs them, and fails if it cannot.
+    if ExistingCluster.from_environment() is None and not Cluster().is_reachable():
+        pytest.skip("end-to-end tests run inside a cluster's network: use `make e2e`")
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Clients:
     """Whichever it is: commands and image names."""
     if existing := ExistingCluster.from_environment():
         return existing
-    return _own()
+    return Cluster()
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +33,7 @@ def own_cluster() -> Cluster:
     """Ours: its node's containers and its API server can be made to fail, and images can be built into it."""
     if ExistingCluster.from_environment():
         pytest.skip("needs the control plane and the node in its hands: unset PERDURE_TEST_KUBECONFIG")
-    return _own()
+    return Cluster()
 
 
 @pytest.fixture
@@ -37,11 +44,3 @@ def namespace(cluster: Clients) -> Iterator[str]:
     cluster.kubectl("wait", "--for=create", "serviceaccount/default", "-n", name, "--timeout=30s")
     yield name
     cluster.kubectl("delete", "namespace", name, "--wait=false")
-
-
-def _own() -> Cluster:
-    cluster = Cluster()
-    # Not a failure on continuous integration either: there `make e2e` runs them, and fails if it cannot.
-    if not cluster.is_reachable():
-        pytest.skip("end-to-end tests run inside a cluster's network: use `make e2e`")
-    return cluster
