@@ -1,0 +1,59 @@
+"""Every name that Perdure puts on objects of a cluster: labels, annotations, finalizers, containers, pods.
+
+Names that two programs have to agree on stand here and nowhere else; the chart repeats some of them and its tests compare.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from uuid import UUID
+
+from perdure_operator.kube.api.base import GROUP
+from perdure_operator.kube.api.podtemplate import AGENT_CONTAINER, SIDECAR_CONTAINER
+
+__all__ = [
+    "AGENT_CONTAINER",
+    "CANCEL_FINALIZER",
+    "COMPONENT",
+    "COMPONENT_LABEL",
+    "FIELD_MANAGER",
+    "MANAGED_BY",
+    "MANAGED_BY_LABEL",
+    "POD_ID_LABEL",
+    "POOL_ANNOTATION",
+    "POOL_LABEL",
+    "RUN_ID_LABEL",
+    "SIDECAR_CONTAINER",
+    "TOKEN_AUDIENCE",
+    "label_value",
+    "pod_name",
+]
+
+POOL_LABEL = f"{GROUP}/pool"
+POD_ID_LABEL = f"{GROUP}/pod-id"
+"""Our own id of a pod, minted before the pod is created."""
+RUN_ID_LABEL = f"{GROUP}/run-id"
+"""On AgentRuns that the projector made, and only there."""
+MANAGED_BY_LABEL, MANAGED_BY = "app.kubernetes.io/managed-by", "perdure"
+COMPONENT_LABEL, COMPONENT = "app.kubernetes.io/component", "worker"
+
+POOL_ANNOTATION = f"{GROUP}/pool"
+"""``namespace/name`` in full, which a label value may be too short for."""
+
+CANCEL_FINALIZER = f"{GROUP}/cancel"
+FIELD_MANAGER = "perdure-operator"
+TOKEN_AUDIENCE = "perdure-gateway"  # noqa: S105 (a name, no secret)
+
+_MAX_LABEL_VALUE = 63
+
+
+def label_value(name: str) -> str:
+    """``name``, or, where it is longer than a label value may be, its first 52 characters and 10 of its SHA-256."""
+    if len(name) <= _MAX_LABEL_VALUE:
+        return name
+    return f"{name[:52]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
+
+
+def pod_name(pool: str, pod_id: UUID) -> str:
+    """Of a worker pod of ``pool`` (its name without the namespace)."""
+    return f"{pool[:40].rstrip('-.')}-{pod_id.hex[:10]}"
