@@ -84,9 +84,10 @@ bench: venv ## benchmarks; results as JSON in bench/results
 lock: venv ## choose the newest allowed versions anew
 	$(SAY) "requirements/dev.lock (everything)"
 	@$(COMPILE) --all-extras -U -o requirements/dev.lock
-	$(SAY) "requirements/operator.lock, requirements/sidecar.lock (the same versions, for images)"
+	$(SAY) "requirements/operator.lock, sidecar.lock, examples.lock (the same versions, for images)"
 	@$(COMPILE) --extra operator -c requirements/dev.lock -o requirements/operator.lock
 	@$(COMPILE) -c requirements/dev.lock -o requirements/sidecar.lock
+	@$(COMPILE) --extra examples -c requirements/dev.lock -o requirements/examples.lock
 	@! grep -nE '://' requirements/*.lock
 
 clean: ## remove what tools made; keeps .venv

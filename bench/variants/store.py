@@ -10,8 +10,8 @@ from bench.samples import Sample
 from bench.stage import NAMESPACE, BenchError, Stage
 from bench.variants.variant import OUTPUT, AtPostgres
 from perdure_operator.domain.ids import uuid7
-from perdure_operator.gateway.submission import new_run
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec, AgentRunSpec
+from perdure_operator.services.submission import new_run
 from perdure_operator.store.operations import Fence, JournalStep
 from perdure_operator.store.store import Store
 

@@ -106,7 +106,7 @@ class OperatorConfig:
         return cls(
             dsn=required(env, "PERDURE_DSN"),
             name=env.get("PERDURE_OPERATOR_NAME") or _own_name(),
-            watch_namespaces=_list(env.get("PERDURE_WATCH_NAMESPACES", "")),
+            watch_namespaces=watch_namespaces(env),
             sidecar_image=required(env, "PERDURE_SIDECAR_IMAGE"),
             sidecar_pull_policy=cast(Literal["Always", "IfNotPresent", "Never"], policy),
             gateway_url=required(env, "PERDURE_GATEWAY_URL"),
@@ -115,6 +115,11 @@ class OperatorConfig:
             metrics_listen=_address(env, "PERDURE_METRICS_LISTEN"),
             resync_seconds=_number("PERDURE_RESYNC_SECONDS", env.get("PERDURE_RESYNC_SECONDS", "300"), 1, 86_400),
         )
+
+
+def watch_namespaces(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Empty: all of them."""
+    return _list(env.get("PERDURE_WATCH_NAMESPACES", ""))
 
 
 def required(env: Mapping[str, str], name: str) -> str:

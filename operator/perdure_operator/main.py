@@ -9,11 +9,11 @@ import sys
 import stamina
 import uvloop
 
-from perdure_operator.config import ConfigError, GatewayConfig, required
+from perdure_operator.config import ConfigError, GatewayConfig, OperatorConfig, required, watch_namespaces
 from perdure_operator.domain.errors import PerdureError, Unavailable
 from perdure_operator.observability.logging import configure
 from perdure_operator.store.migrate import SchemaBehind, migrate, require_schema
-from perdure_operator.wiring import run_gateway
+from perdure_operator.wiring import run_gateway, run_operator, run_release
 
 USAGE = """usage: perdure-operator ROLE
 
@@ -21,6 +21,9 @@ roles:
   gateway          serves pods and people (PERDURE_DSN, PERDURE_LISTEN, PERDURE_METRICS_LISTEN, PERDURE_LEASE_SECONDS,
                    PERDURE_AUTH=kubernetes|local, PERDURE_TOKEN_AUDIENCE, PERDURE_TOKEN_SECRET_FILE,
                    PERDURE_TLS_CERT_FILE, PERDURE_TLS_KEY_FILE)
+  operator         follows the resources of the cluster (PERDURE_DSN, PERDURE_SIDECAR_IMAGE, PERDURE_GATEWAY_URL, PERDURE_GATEWAY_CA_FILE,
+                   PERDURE_WATCH_NAMESPACES, PERDURE_INLINE_TEMPLATES, PERDURE_METRICS_LISTEN, PERDURE_RESYNC_SECONDS)
+  release-finalizers  lets go of all AgentRuns, before an uninstall (PERDURE_WATCH_NAMESPACES)
   migrate          brings the database to this version, as soon as it answers (PERDURE_DSN)
   wait-for-schema  ends when the database is at this version (PERDURE_DSN)
 """
@@ -54,6 +57,11 @@ def main() -> None:
             asyncio.run(_migrate())
         elif role == "wait-for-schema":
             asyncio.run(_wait_for_schema())
+        elif role == "operator":
+            # Not uvloop: its watch runs in a thread with a loop of its own.
+            asyncio.run(run_operator(OperatorConfig.from_env()))
+        elif role == "release-finalizers":
+            asyncio.run(run_release(watch_namespaces(os.environ)))
         else:
             sys.exit(USAGE)
     except (ConfigError, PerdureError, OSError) as error:

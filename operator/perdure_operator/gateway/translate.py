@@ -21,9 +21,9 @@ from perdure_operator.domain import idempotency
 from perdure_operator.domain.errors import InvalidInput, PayloadTooLarge, PerdureError
 from perdure_operator.domain.ids import uuid7
 from perdure_operator.gateway.pools import Pools
-from perdure_operator.gateway.submission import Parent, child_name, new_run, require_pool
 from perdure_operator.kube.api.problems import in_words
 from perdure_operator.kube.api.v1alpha1 import AgentRunSpec
+from perdure_operator.services.submission import Parent, child_name, new_run, require_pool
 from perdure_operator.store.operations import Control, Fence, JournalStep, Operation, SliceWrite
 from perdure_operator.store.payload import Payloads
 
@@ -182,7 +182,7 @@ def _spawn(held: Held, pools: Pools, body: wire.Spawn) -> Control:
     return Control(
         held.run,
         "spawn",
-        {"key": _key(body.key), "fingerprint": body.fingerprint, "run": child.columns},
+        {"key": _key(body.key), "fingerprint": body.fingerprint, "recording": body.recording, "run": child.columns},
         held.fence,
         payload=child.input,
         payload_run=child.run_id,

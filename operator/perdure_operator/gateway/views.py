@@ -8,18 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
+from perdure_operator.services.why import why_pending
 from perdure_operator.store.reads import EventRow, Row
-
-WHY_PENDING = {
-    "BackOff": "the last attempt failed; it is tried again at {runnable_at}",
-    "PoolNotFound": "there is no AgentPool {pool}",
-    "PoolLimit": "pool {pool} runs as many runs as its maxPods allows",
-    "TenantLimit": "namespace {namespace} runs as many runs as its limit allows",
-    "Paused": "paused; resume it to go on",
-    "CancelRequested": "a cancel was requested",
-    "DeadlineExceeded": "its deadline has passed",
-    None: "queued: waits for an idle pod of pool {pool}",
-}
 
 
 class RunView(Struct, rename="camel", kw_only=True):
@@ -63,11 +53,7 @@ def run_view(row: Row, result: bytes | None = None) -> RunView:
     """``result``: the output's JSON, when it was read."""
     reason, message = row["reason"], row["message"]
     if row["state"] == "Pending":
-        code = row["not_admitted"]
-        reason = code or "Queued"
-        message = WHY_PENDING.get(code, code or "").format(
-            runnable_at=row["runnable_at"].isoformat(), pool=row["pool"], namespace=row["namespace"]
-        )
+        reason, message = why_pending(row)
     elif row["state"] == "Running":
         message = f"runs on pod {row['holder']}"
     return RunView(

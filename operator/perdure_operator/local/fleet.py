@@ -1,7 +1,7 @@
 """The fleet of local worker pods: as many as the queue asks for, and a few warm ones.
 
-Every tick compares what each pool needs (from the store) with the pods that there are, and starts or retires the difference; the rule is
-the pure function :func:`decide`. A pod belongs to a pool, never to a run. When its processes have ended the store is told at once, so a
+Every tick compares what each pool needs (from the store) with the pods that there are, and starts or retires the difference; the rule
+is in ``services.capacity``. A pod belongs to a pool, never to a run. When its processes have ended the store is told at once, so a
 run whose worker crashed is queued again without waiting for its lease to expire. A pool whose pods break before they have done anything
 useful is tried again ever more slowly, one pod at a time.
 """
@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
 from perdure_operator.domain.errors import PerdureError
 from perdure_operator.local.processes import PodExit
+from perdure_operator.services.capacity import Need, decide
 from perdure_operator.store.store import PoolDemand
 
 TICK_SECONDS = 0.1
@@ -27,7 +27,6 @@ STORE_PAUSE = 1.0
 RETIRE_SECONDS = 10.0
 """A pod that was told to retire is stopped after so long."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
-DEFAULT_MAX_PODS = 100
 
 
 class Capacity(Protocol):
@@ -66,14 +65,6 @@ class PodStarter(Protocol):
     def ended(self, pod: Pod, exit_: PodExit) -> list[str]: ...
 
 
-@dataclass(frozen=True)
-class Need:
-    """What to do for a pool now."""
-
-    start: int = 0
-    retire: int = 0
-
-
 @dataclass
 class _Backoff:
     """A pool that breaks. Until ``until`` (monotonic seconds) nothing is started; then one pod at a time."""
@@ -87,54 +78,6 @@ class _Backoff:
         pause = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** (self.failures - 1))
         self.until = now + pause
         return pause
-
-
-def decide(demand: Iterable[PoolDemand], live: Mapping[str, int], caps: Mapping[str, int], *, limit: int, parallel: int) -> dict[str, Need]:
-    """Pods to start and to retire, pool by pool.
-
-    ``live``: processes of each pool; ``caps``: pools that may start at most so many now (back-off); ``limit``: pods on this machine over
-    all pools; ``parallel``: pods that may be starting at a time. Runs that wait come before warm pods, and pools take turns. When the
-    machine is full, idle pods of pools with an empty queue make room.
-    """
-    pools = list(demand)
-    for_runs, warm, retire = {}, {}, {}
-    for pool in pools:
-        capacity = pool.spec.get("capacity") or {}
-        keep = int(capacity.get("minIdle") or 0)
-        idle_limit = capacity.get("maxIdle")
-        room = min(int(capacity.get("maxPods", DEFAULT_MAX_PODS)) - live.get(pool.pool, 0), caps.get(pool.pool, limit))
-        available = pool.idle + pool.starting
-        for_runs[pool.pool] = max(0, min(pool.runnable - available, room))
-        warm[pool.pool] = max(0, min(pool.runnable + keep - available, room) - for_runs[pool.pool])
-        surplus = pool.idle - (max(keep, 1) if idle_limit is None else int(idle_limit))
-        retire[pool.pool] = max(0, surplus) if pool.runnable == 0 else 0
-
-    free = limit - sum(live.values())
-    slots = min(free, parallel - sum(pool.starting for pool in pools))
-    start = dict.fromkeys(for_runs, 0)
-    for wanted in (for_runs, warm):
-        slots = _take_turns(wanted, start, slots)
-
-    missing = sum(for_runs.values()) - sum(start.values()) if free <= 0 else 0
-    for pool in pools:
-        if missing > 0 and pool.runnable == 0:
-            given = min(pool.idle - retire[pool.pool], missing)
-            retire[pool.pool] += max(0, given)
-            missing -= max(0, given)
-    return {name: Need(start[name], retire[name]) for name in start if start[name] or retire[name]}
-
-
-def _take_turns(wanted: Mapping[str, int], start: dict[str, int], slots: int) -> int:
-    """Deals ``slots`` to the pools one by one; what is left."""
-    left = dict(wanted)
-    for name in itertools.cycle(wanted):
-        if slots <= 0 or not any(left.values()):
-            break
-        if left[name] > 0:
-            left[name] -= 1
-            start[name] += 1
-            slots -= 1
-    return max(slots, 0)
 
 
 class Fleet:

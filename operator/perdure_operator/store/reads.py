@@ -18,6 +18,7 @@ _decode = msgspec.json.decode
 
 _VIEW = """
 select r.*, s.summary, s.objective, s.labels, perdure.admits(r, perdure.now()) as not_admitted, l.beat_at, l.gateway,
+  (select p.name from perdure.runs p where p.run_id = r.parent_id) as parent_name,
   (select count(*) from perdure.runs c where c.parent_id = r.run_id and c.state in ('Pending', 'Running', 'Suspended')) as children_active,
   (select count(*) from perdure.runs c where c.parent_id = r.run_id and c.state = 'Succeeded') as children_succeeded,
   (select count(*) from perdure.runs c where c.parent_id = r.run_id and c.state in ('Failed', 'Cancelled')) as children_failed,
@@ -64,7 +65,8 @@ class Reader:
         except ValueError:
             run_id = None
         found = await self._connection.fetchval(
-            "select run_id from perdure.runs where (namespace = $1 and name = $2) or (run_id = $3 and $1 in (namespace, '-'))",
+            "select run_id from perdure.runs "
+            "where (namespace = $1 and name = $2 and not superseded) or (run_id = $3 and $1 in (namespace, '-'))",
             namespace,
             name,
             run_id,

@@ -151,6 +151,10 @@ class Store:
                 connection = await self._pool.acquire()
             try:
                 yield connection
+            except (asyncio.CancelledError, TimeoutError):
+                # Its statement did not end in an answer: nobody knows in what state it is, and nothing resets it.
+                connection.terminate()
+                raise
             finally:
                 await self._pool.release(connection)
 
@@ -240,6 +244,12 @@ class Store:
         async with self.connection() as connection:
             return bool(await connection.fetchval("select perdure.pod_idle($1, $2)", pod, gateway) == "idle")
 
+    async def worker_pod(self, kube_uid: str) -> tuple[UUID, str] | None:
+        """Our id and the pool of a pod of the cluster, if it is one of ours."""
+        async with self.connection() as connection:
+            row = await connection.fetchrow("select pod_id, pool from perdure.pods where kube_uid = $1::text::uuid", kube_uid)
+        return (row["pod_id"], row["pool"]) if row else None
+
     async def register_pod(self, pod: UUID, pool: str) -> None:
         async with self.connection() as connection:
             await connection.execute(
@@ -249,10 +259,11 @@ class Store:
                 pool,
             )
 
-    async def pod_gone(self, pod: UUID, reason: str) -> list[UUID]:
-        """The pod was seen terminated: its row goes and its lease ends at once. Gives the runs that lost their worker."""
+    async def pod_gone(self, pod: UUID, reason: str, *, proven: bool = True) -> list[UUID]:
+        """The pod is gone: its row goes and its lease ends at once. Gives the runs that lost their worker. ``proven``: its containers were
+        seen terminated, so nothing that it began can still happen."""
         async with self.connection() as connection:
-            rows = await connection.fetch("select * from perdure.pod_gone($1)", pod)
+            rows = await connection.fetch("select * from perdure.pod_gone($1, $2)", pod, proven)
             if rows:
                 body = {"reason": reason, "weight": weight(reason)}
                 await batch.control(

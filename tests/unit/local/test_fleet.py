@@ -9,8 +9,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from perdure_operator.domain.errors import Unavailable
-from perdure_operator.local.fleet import Fleet, Need, decide
+from perdure_operator.local.fleet import Fleet
 from perdure_operator.local.processes import PodExit
+from perdure_operator.services.capacity import Need, decide
 from perdure_operator.store.store import PoolDemand
 
 CLEAN = PodExit(agent=0, sidecar=0, seconds=1, clean=True, stopped=False, sidecar_first=True)

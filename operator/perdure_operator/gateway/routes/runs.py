@@ -17,11 +17,11 @@ from perdure_operator.gateway.batching import Batcher
 from perdure_operator.gateway.dispatch import Dispatcher
 from perdure_operator.gateway.http import MAX_BODY, authorize, body, integer, reply
 from perdure_operator.gateway.pools import Pools
-from perdure_operator.gateway.submission import new_run, pool_name
 from perdure_operator.gateway.views import RunView, run_view, why
 from perdure_operator.kube.api.base import Labels, ObjectName
 from perdure_operator.kube.api.problems import in_words
 from perdure_operator.kube.api.v1alpha1 import AgentRunSpec
+from perdure_operator.services.submission import new_run, pool_name
 from perdure_operator.store.operations import Control
 from perdure_operator.store.store import NewRun, Store
 

@@ -43,7 +43,7 @@ create table perdure.runs (
   parent_id uuid,
   root_id uuid not null,
   parent_policy text not null default 'cancel' check (parent_policy in ('cancel', 'detach', 'fail_parent')),
-  cr_uid uuid,
+  superseded boolean not null default false, -- it has ended, and a later run has its name
   idempotency_key text,
 
   state text not null check (state in ('Pending', 'Running', 'Suspended', 'Succeeded', 'Failed', 'Cancelled')),
@@ -90,9 +90,9 @@ create table perdure.runs (
   result bytea,
   created_at timestamptz not null,
   started_at timestamptz,
-  finished_at timestamptz,
-  unique (namespace, name)
+  finished_at timestamptz
 ) with (fillfactor = 70);
+create unique index runs_name on perdure.runs (namespace, name) where not superseded;
 
 create index runs_runnable on perdure.runs (pool, namespace, rank) where state = 'Pending';
 create index runs_running on perdure.runs (namespace) where state = 'Running';
@@ -110,6 +110,21 @@ create table perdure.run_specs (
   objective text not null default '',
   input bytea
 );
+
+-- The custom resource of a run, for runs that have one. Known by its uid; a name can be used again. `changed_seq`: the last move of the run,
+-- `projected_seq`: what the resource's status says. `gone`: the resource has been deleted, and the run was told.
+create table perdure.resources (
+  run_id uuid primary key,
+  uid uuid unique,                       -- null: to be made by the projector
+  name text not null,                    -- the resource's own: one that adopts a run may be called otherwise
+  generation bigint not null default 0,
+  changed_seq bigint not null,
+  projected_seq bigint not null default 0,
+  projected_at timestamptz,
+  gone boolean not null default false
+) with (fillfactor = 70);
+create index resources_unmade on perdure.resources (run_id) where uid is null and not gone;
+create index resources_due on perdure.resources (run_id) where changed_seq > projected_seq and uid is not null and not gone;
 
 create table perdure.events (
   run_id uuid not null,
@@ -214,8 +229,10 @@ create table perdure.leases (
 create unique index leases_holder on perdure.leases (holder); -- a pod holds one run
 
 create table perdure.pods (
-  pod_id uuid primary key,
+  pod_id uuid primary key,               -- ours, minted before the pod is created
   pool text not null,
+  kube_uid uuid unique,                  -- the pod's on a cluster, once it is known
+  revision text not null default '',     -- of the pool's template that it was made from (L10)
   state text not null check (state in ('starting', 'idle', 'leased', 'retiring')),
   reuse boolean not null default false,
   gateway text not null default '',

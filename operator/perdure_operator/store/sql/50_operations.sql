@@ -21,7 +21,7 @@ begin
   r.rank := extract(epoch from p_now) - r.priority * 60.0;
   r.reasons := jsonb_build_array(jsonb_build_object('kind', 'start', 'at', p_now));
   r.cancel_requested := false; r.paused := false; r.wake_due := false;
-  r.spec_paused := coalesce(r.spec_paused, false);
+  r.spec_paused := coalesce(r.spec_paused, false); r.superseded := false;
   r.active_ms := 0;
   r.active_since := p_now;
   r.expires_at := perdure.expiry(r);
@@ -82,6 +82,11 @@ begin
   insert into perdure.journal (run_id, key, kind, name, state, seq, epoch, fingerprint, data)
   values (r.run_id, p_body ->> 'key', 'spawn', p_body -> 'run' ->> 'pool', 'succeeded', r.last_seq, r.epoch, p_body ->> 'fingerprint',
     jsonb_build_object('child', v_child));
+  -- A resource's child is one too, unless it is to be a row and nothing else: wide fan-out must not weigh on the cluster.
+  if coalesce(p_body ->> 'recording', 'Resource') = 'Resource' then
+    insert into perdure.resources (run_id, name, changed_seq)
+    select v_child::uuid, p_body -> 'run' ->> 'name', 1 from perdure.resources p where p.run_id = r.run_id and not p.gone;
+  end if;
   begin
     perform perdure.insert_run((p_body -> 'run') || jsonb_build_object('parent_id', r.run_id, 'root_id', r.root_id), p_input, p_now);
   exception when unique_violation then
@@ -191,6 +196,43 @@ begin
   end if;
   r := perdure.settle(r, p_now);
   return (r, jsonb_build_object('state', r.state))::perdure.op_result;
+end $$;
+
+-- The resource's spec has changed: level-triggered, whatever was said before. Only what may change is here (B1).
+create or replace function perdure.op_spec(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
+declare
+  v_paused boolean := p_body ->> 'desiredState' = 'Suspended';
+  v_priority int := coalesce((p_body ->> 'priority')::int, 0);
+begin
+  update perdure.resources set generation = (p_body ->> 'generation')::bigint where run_id = r.run_id and generation < (p_body ->> 'generation')::bigint;
+  if perdure.terminal(r.state) then
+    return (r, jsonb_build_object('state', r.state))::perdure.op_result;
+  end if;
+  r.rank := r.rank - (v_priority - r.priority) * 60.0;
+  r.priority := v_priority;
+  r.active_limit_ms := (p_body ->> 'activeLimitMs')::bigint;
+  r.deadline_seconds := (p_body ->> 'deadlineSeconds')::double precision;
+  r.deadline_at := r.started_at + r.deadline_seconds * interval '1 second';
+  if v_paused <> r.spec_paused then
+    r.spec_paused := v_paused;
+    r := perdure.log(r, case when v_paused then 'run.pause_requested' else 'run.resume_requested' end, '{"by": "spec"}', p_now);
+    perform perdure.poke(r);
+  end if;
+  if p_body ->> 'desiredState' = 'Cancelled' then
+    return perdure.op_verb(r, 'cancel', '{"by": "spec"}', p_now);
+  end if;
+  r := perdure.settle(r, p_now);
+  return (r, jsonb_build_object('state', r.state))::perdure.op_result;
+end $$;
+
+-- The child outlives its parent (V5): its resource has lost the owner reference.
+create or replace function perdure.op_detach(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
+begin
+  if r.parent_policy <> 'detach' and not perdure.terminal(r.state) then
+    r.parent_policy := 'detach';
+    r := perdure.log(r, 'run.detached', p_body, p_now);
+  end if;
+  return (r, '{}'::jsonb)::perdure.op_result;
 end $$;
 
 -- The lease (epoch) is over without a word from the worker. `weight`: what that says of the attempt (domain/lease.py). `silentSeconds`: only if the heartbeats are

@@ -113,6 +113,8 @@ begin
     when 'cancel' then perdure.op_verb(r, 'cancel', p_body, p_now)
     when 'pause' then perdure.op_verb(r, 'pause', p_body, p_now)
     when 'resume' then perdure.op_verb(r, 'resume', p_body, p_now)
+    when 'spec' then perdure.op_spec(r, p_body, p_now)
+    when 'detach' then perdure.op_detach(r, p_body, p_now)
     when 'expire' then perdure.op_expire(r, p_body, p_now)
     when 'note' then (case when perdure.terminal(r.state) then r else perdure.log(r, p_body ->> 'kind', p_body -> 'data', p_now) end,
                       '{}'::jsonb)::perdure.op_result

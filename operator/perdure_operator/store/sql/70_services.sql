@@ -64,12 +64,15 @@ create or replace function perdure.retire_silent_pods(p_silent_seconds double pr
 $$;
 
 -- A pod's process has ended. Whatever state it was in, it is retiring now and its row goes; its lease, if any, comes back to be expired.
-create or replace function perdure.pod_gone(p_pod uuid) returns table (run_id uuid, epoch int) language plpgsql as $$
+-- `p_proven`: its containers were seen terminated; a pod that was deleted by force may still act for a while.
+create or replace function perdure.pod_gone(p_pod uuid, p_proven boolean default true) returns table (run_id uuid, epoch int) language plpgsql as $$
 begin
   perform 1 from perdure.leases l where l.holder = p_pod for update;
   update perdure.pods set state = 'retiring', run_id = null, since = perdure.now() where pod_id = p_pod;
   delete from perdure.pods where pod_id = p_pod and state = 'retiring';
-  insert into perdure.terminated_pods values (p_pod, perdure.now()) on conflict do nothing;
+  if p_proven then
+    insert into perdure.terminated_pods values (p_pod, perdure.now()) on conflict do nothing;
+  end if;
   delete from perdure.terminated_pods where at < perdure.now() - interval '30 days';
   return query select l.run_id, l.epoch from perdure.leases l where l.holder = p_pod;
 end $$;

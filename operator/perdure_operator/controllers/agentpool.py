@@ -1,0 +1,89 @@
+"""AgentPool: what the store and the gateways know of a pool follows its resource, and its status says what it has.
+
+A pool that is deleted takes its idle pods along; runs that name it wait until there is one of that name again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+from pydantic import ValidationError
+
+from perdure_operator.kube.api.problems import in_words
+from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
+from perdure_operator.kube.client import AGENTPOOLS, KubeApi
+from perdure_operator.kube.errors import KubeConflict, KubeNotFound
+from perdure_operator.services.fleet import Fleet
+from perdure_operator.services.projector import Cache
+from perdure_operator.store.resources import Resources
+from perdure_operator.store.store import PoolDemand, Store
+
+log = structlog.get_logger(__name__)
+
+Json = dict[str, Any]
+
+STATUS_SECONDS = 10.0
+COUNTS = ("idle", "starting", "leased", "runnable")
+
+
+class AgentPools:
+    """``changed``: runs may wait for this pool (namespace, name), and the fleet should look."""
+
+    def __init__(
+        self, store: Store, resources: Resources, kube: KubeApi, cache: Cache, fleet: Fleet, *, changed: Callable[[str, str], None]
+    ) -> None:
+        self._store, self._resources, self._kube, self._cache, self._fleet = store, resources, kube, cache, fleet
+        self._changed = changed
+        self._known: dict[tuple[str, str], int] = {}
+
+    async def reconcile(self, namespace: str, name: str) -> float | None:
+        """Gives the seconds after which the numbers in the status are looked at again. Raises PerdureError."""
+        resource = self._cache.get(AGENTPOOLS, namespace, name)
+        if resource is None or resource["metadata"].get("deletionTimestamp"):
+            self._known.pop((namespace, name), None)
+            await self._resources.drop_pool(namespace, name)
+            self._changed(namespace, name)
+            return None
+        generation = int(resource["metadata"]["generation"])
+        try:
+            spec = AgentPoolSpec.model_validate(resource["spec"], by_alias=True, by_name=False)
+        except ValidationError as error:
+            await self._say(resource, {}, ("False", "InvalidSpec", in_words(error, AgentPoolSpec, under=("spec",))))
+            return None
+        if self._known.get((namespace, name)) != generation:
+            await self._store.upsert_pool(namespace, name, spec.to_json(), spec.capacity.max_pods if spec.capacity else None)
+            self._known[namespace, name] = generation
+            self._changed(namespace, name)
+        demand = next((d for d in await self._store.pool_demand() if d.pool == f"{namespace}/{name}"), None)
+        trouble = self._fleet.troubles.get(f"{namespace}/{name}")
+        ready = ("False", trouble.reason, trouble.message) if trouble else ("True", "Ready", "")
+        await self._say(resource, _counts(demand), ready)
+        return STATUS_SECONDS
+
+    async def _say(self, resource: Json, counts: dict[str, int], ready: tuple[str, str, str]) -> None:
+        """Writes only what is different: numbers that stand still cost nothing."""
+        meta, old = resource["metadata"], resource.get("status") or {}
+        truth, reason, message = ready
+        before: Json = next((c for c in old.get("conditions") or [] if c["type"] == "Ready"), {})
+        condition = {
+            "type": "Ready", "status": truth, "reason": reason, "message": message[:1000], "observedGeneration": meta["generation"],
+            "lastTransitionTime": before["lastTransitionTime"] if before.get("status") == truth else _now(),
+        }  # fmt: skip
+        status: Json = {"observedGeneration": meta["generation"], "conditions": [condition], **counts}
+        if all(old.get(key) == value for key, value in status.items()):
+            return
+        try:
+            await self._kube.merge_patch(AGENTPOOLS, meta["namespace"], meta["name"], {"status": status}, subresource="status")
+        except (KubeNotFound, KubeConflict) as error:
+            log.info("a pool's status could not be written", pool=meta["name"], error=str(error))
+
+
+def _counts(demand: PoolDemand | None) -> dict[str, int]:
+    return {name: int(getattr(demand, name)) if demand else 0 for name in COUNTS}
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,130 @@
+"""The operator while it leads: the watch feeds a queue of keys, controllers work it off, and beside them run fleet, projector and resync.
+
+Nothing here is in the way of a run: with the operator gone, gateways lease, wake and finish; only new pods and statuses wait. So whatever
+breaks ends the process, and another replica, or this one anew, begins with a look at everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import structlog
+
+from perdure_operator.controllers.agentpool import AgentPools
+from perdure_operator.controllers.agentrun import AgentRuns
+from perdure_operator.controllers.pods import WorkerPods
+from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, PODS, KubeApi, Resource
+from perdure_operator.kube.informer import Informer
+from perdure_operator.kube.specs.pod import PodSettings
+from perdure_operator.kube.workqueue import WorkQueue
+from perdure_operator.observability import metrics
+from perdure_operator.services.fleet import Fleet
+from perdure_operator.services.projector import Projector
+from perdure_operator.services.resync import Resync
+from perdure_operator.store.resources import Resources
+from perdure_operator.store.store import Store
+
+log = structlog.get_logger(__name__)
+
+Json = dict[str, Any]
+Key = tuple[Resource, str, str]
+
+WATCHED = (AGENTRUNS, AGENTPOOLS, PODS)
+WORKERS = 16
+
+
+@dataclass(frozen=True)
+class OperatorSettings:
+    """``namespaces``: empty for all. ``inline``: the namespaces in which runs may bring their own pod template."""
+
+    pods: PodSettings
+    namespaces: Sequence[str] = ()
+    inline: Literal["all"] | frozenset[str] = frozenset()
+    resync_seconds: float = 300.0
+
+    def allows_inline(self, namespace: str) -> bool:
+        return self.inline == "all" or namespace in self.inline
+
+
+class Watch(Protocol):
+    """What is known of the cluster (kube/informer.py). ``deleted``: the last state of an object whose end was seen, until forgotten."""
+
+    synced: asyncio.Event
+
+    async def run(self) -> None: ...
+    def get(self, resource: Resource, namespace: str, name: str) -> Json | None: ...
+    def items(self, resource: Resource) -> Iterable[Json]: ...
+    def deleted(self, resource: Resource, namespace: str, name: str) -> Json | None: ...
+    def forget(self, resource: Resource, namespace: str, name: str, uid: str) -> None: ...
+    def replace(self, resource: Resource, objects: Sequence[Json]) -> None: ...
+    def age(self) -> float: ...
+
+
+MakeWatch = Callable[[Sequence[Resource], Sequence[str], Callable[[Resource, str, str], None]], Watch]
+
+
+class Operator:
+    def __init__(self, store: Store, kube: KubeApi, settings: OperatorSettings, watch: MakeWatch = Informer) -> None:
+        resources = Resources(store)
+        self._informer = informer = watch(WATCHED, settings.namespaces, self._changed)
+        self._projector = Projector(resources, kube, informer)
+        self._fleet = fleet = Fleet(store, resources, kube, settings.pods)
+        self._runs = AgentRuns(store, resources, kube, informer, inline=settings.allows_inline, wrote=self._wrote)
+        self._pods = WorkerPods(store, resources, kube, informer, fleet, wrote=self._wrote)
+        self._pools = AgentPools(store, resources, kube, informer, fleet, changed=self._pool_changed)
+        self._resync = Resync(
+            resources, kube, informer, WATCHED, settings.namespaces, vanished=self._runs.deleted, seconds=settings.resync_seconds
+        )  # fmt: skip
+        self._queue: WorkQueue[Key] = WorkQueue("operator", self._reconcile, workers=WORKERS)
+        self._reconcilers: dict[Resource, tuple[Callable[[str, str], Awaitable[float | None]], Callable[[Any], Awaitable[None]] | None]] = {
+            AGENTRUNS: (self._runs.reconcile, self._runs.deleted),
+            PODS: (self._pods.reconcile, self._pods.deleted),
+            AGENTPOOLS: (self._pools.reconcile, None),
+        }
+
+    async def lead(self, term: int) -> None:
+        """Until cancelled, or until something breaks."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._queue.run(), name="queue")
+            group.create_task(self._informer.run(), name="informer")
+            await self._informer.synced.wait()
+            log.info("the cluster is known", term=term)
+            group.create_task(self._resync.run(), name="resync")
+            group.create_task(self._projector.run(), name="projector")
+            group.create_task(self._fleet.run(term), name="fleet")
+            group.create_task(self._measure(), name="measure")
+
+    async def _reconcile(self, key: Key) -> float | None:
+        resource, namespace, name = key
+        reconcile, deleted = self._reconcilers[resource]
+        last = self._informer.deleted(resource, namespace, name)
+        if last is not None:
+            if deleted is not None:
+                await deleted(last)
+            self._informer.forget(resource, namespace, name, last["metadata"]["uid"])
+        return await reconcile(namespace, name)
+
+    # ---------------------------------------------------------------------------------------------------------- joints
+
+    def _changed(self, resource: Resource, namespace: str, name: str) -> None:
+        self._queue.add((resource, namespace, name))
+
+    def _wrote(self) -> None:
+        self._projector.kick()
+        self._fleet.kick()
+
+    def _pool_changed(self, namespace: str, name: str) -> None:
+        """Runs that wait for this pool to exist are looked at again."""
+        self._fleet.kick()
+        for run in self._informer.items(AGENTRUNS):
+            meta, pool = run["metadata"], (run["spec"].get("agent") or {}).get("poolRef") or {}
+            if meta["namespace"] == namespace and pool.get("name") == name and not (run.get("status") or {}).get("runID"):
+                self._queue.add((AGENTRUNS, namespace, meta["name"]))
+
+    async def _measure(self) -> None:
+        while True:
+            metrics.WATCH_AGE.set(self._informer.age())
+            await asyncio.sleep(5)

@@ -1,0 +1,133 @@
+"""Worker pods as the watch shows them: bound to their place in the store, retired when they are on their way out, given up when they end.
+
+How a pod ended decides what that means for its run (domain/lease.py). That it is *proven* to have ended, so that nothing it began can
+still happen, is said only of containers that were seen terminated: an object can be deleted by force while its processes live on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import structlog
+
+from perdure_operator.kube.client import PODS, KubeApi
+from perdure_operator.kube.names import AGENT_CONTAINER, POD_ID_LABEL, POOL_ANNOTATION
+from perdure_operator.services.fleet import Fleet
+from perdure_operator.services.projector import Cache
+from perdure_operator.store.resources import Resources
+from perdure_operator.store.store import Store
+
+log = structlog.get_logger(__name__)
+
+Json = dict[str, Any]
+
+IMAGE_TROUBLES = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
+                            "CreateContainerError", "RunContainerError", "CreatePodSandboxError"})  # fmt: skip
+"""Reasons of a waiting container that will not start by itself soon."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """``reason`` as in ``domain.lease.weight``; ``clean``: its work was done, or it was told to go."""
+
+    reason: str
+    message: str
+    proven: bool
+    clean: bool
+
+
+class WorkerPods:
+    """``wrote``: a run lost its worker, or a place is free."""
+
+    def __init__(self, store: Store, resources: Resources, kube: KubeApi, cache: Cache, fleet: Fleet, *, wrote: Callable[[], None]) -> None:
+        self._store, self._resources, self._kube, self._cache, self._fleet = store, resources, kube, cache, fleet
+        self._wrote = wrote
+
+    async def reconcile(self, namespace: str, name: str) -> float | None:
+        """Raises PerdureError: try again."""
+        pod = self._cache.get(PODS, namespace, name)
+        pod_id = _pod_id(pod)
+        if pod is None or pod_id is None:
+            return None
+        meta = pod["metadata"]
+        ending = ending_of(pod)
+        if ending is not None:
+            await self._ended(pod, pod_id, ending)
+            # The kubelet says so long before the object goes by itself.
+            await self._kube.delete(PODS, namespace, name, uid=meta["uid"], grace_seconds=0)
+            return None
+        if not await self._resources.bind_pod(pod_id, UUID(meta["uid"])):
+            # Its place was given up, or never was: nobody counts it, nobody may lease to it.
+            await self._kube.delete(PODS, namespace, name, uid=meta["uid"])
+            return None
+        if meta.get("deletionTimestamp"):
+            await self._resources.retire([pod_id])
+        elif (trouble := trouble_of(pod)) is not None:
+            self._fleet.failed(meta["annotations"][POOL_ANNOTATION], *trouble)
+            await self._resources.retire([pod_id])
+            self._wrote()
+        elif _ready(pod):
+            self._fleet.worked(meta["annotations"][POOL_ANNOTATION])
+        return None
+
+    async def deleted(self, last: Json) -> None:
+        """The object is gone; ``last`` is its last state."""
+        pod_id = _pod_id(last)
+        if pod_id is None:
+            return
+        ending = ending_of(last) or Ending("PodDeleted", "the pod was deleted", proven=False, clean=True)
+        await self._ended(last, pod_id, ending)
+
+    async def _ended(self, pod: Json, pod_id: UUID, ending: Ending) -> None:
+        lost = await self._store.pod_gone(pod_id, ending.reason, proven=ending.proven)
+        if lost:
+            log.warning("a run lost its worker", pod=pod["metadata"]["name"], reason=ending.reason, runs=[str(run) for run in lost])
+        if not ending.clean and not lost:
+            self._fleet.failed(pod["metadata"]["annotations"][POOL_ANNOTATION], ending.reason, ending.message)
+        self._wrote()
+
+
+def _pod_id(pod: Json | None) -> UUID | None:
+    try:
+        return UUID(((pod or {})["metadata"].get("labels") or {})[POD_ID_LABEL])
+    except (KeyError, ValueError):
+        return None
+
+
+def ending_of(pod: Json) -> Ending | None:
+    """How the pod ended, if the kubelet or the cluster says that it has."""
+    status = pod.get("status") or {}
+    if status.get("phase") not in ("Succeeded", "Failed"):
+        return None
+    containers = [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]
+    proven = bool(containers) and all("terminated" in (c.get("state") or {}) for c in containers)
+    disrupted = any(c["type"] == "DisruptionTarget" and c["status"] == "True" for c in status.get("conditions") or [])
+    agent: Json = next((c for c in containers if c["name"] == AGENT_CONTAINER), {})
+    terminated = (agent.get("state") or {}).get("terminated") or {}
+    code = terminated.get("exitCode")
+    message = terminated.get("message") or status.get("message") or f"the agent's container ended with code {code}"
+    if disrupted or status.get("reason") in ("Evicted", "NodeShutdown", "Preempting"):
+        return Ending("Evicted", status.get("message") or "the pod was evicted", proven, clean=True)
+    if terminated.get("reason") == "OOMKilled":
+        return Ending("OOMKilled", "the agent used more memory than its limit", proven, clean=False)
+    if code == 0 or pod["metadata"].get("deletionTimestamp"):
+        return Ending("PodDeleted" if code != 0 else "PodEnded", message, proven, clean=True)
+    return Ending("AgentKilled" if (code or 0) > 128 else "AgentExited", message, proven, clean=False)
+
+
+def trouble_of(pod: Json) -> tuple[str, str] | None:
+    """Reason and message when a container cannot start; the scheduler's own waiting is no trouble, it ends by itself."""
+    status = pod.get("status") or {}
+    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") in IMAGE_TROUBLES:
+            return waiting["reason"], waiting.get("message") or f"container {container['name']} cannot start"
+    return None
+
+
+def _ready(pod: Json) -> bool:
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    return any(c["name"] == AGENT_CONTAINER and "running" in (c.get("state") or {}) for c in statuses)

@@ -1,0 +1,191 @@
+"""Worker pods on a cluster: as many as the queues ask for, and a few warm ones (K1).
+
+A pod has a place in the store before it exists: a row with our own id, which its name is made of. So a crash at any point leaves either a
+place without a pod, which is given up after a while, or a pod with a place, which connects and is used. What pods are doing is told by
+the watch (controllers/pods.py); here they are only created, and deleted when their row says ``retiring``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid4
+
+import structlog
+
+from perdure_operator.domain.errors import PerdureError
+from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
+from perdure_operator.kube.client import PODS, KubeApi
+from perdure_operator.kube.errors import KubeForbidden, KubeInvalid, KubeNotFound, KubeUnavailable
+from perdure_operator.kube.names import pod_name
+from perdure_operator.kube.specs.pod import PodSettings, worker_pod
+from perdure_operator.observability import metrics
+from perdure_operator.services.capacity import decide
+from perdure_operator.store.resources import PodRow, Resources
+from perdure_operator.store.store import PoolDemand, Store
+
+log = structlog.get_logger(__name__)
+
+TICK_SECONDS = 0.1
+OUTAGE_SECONDS = 1.0
+PARALLEL_STARTS = 30
+LOST_SECONDS = 2.0
+"""A place without a pod after so long is looked after: the operator crashed, or the answer was lost."""
+DELETE_AGAIN_SECONDS = 30.0
+FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
+
+
+@dataclass
+class Trouble:
+    """Why a pool gets no pods at the moment. ``until``: monotonic seconds."""
+
+    reason: str
+    message: str
+    failures: int = 0
+    until: float = 0.0
+
+
+class Fleet:
+    """``troubles``: pools that cannot start pods, by ``namespace/name``."""
+
+    def __init__(
+        self, store: Store, resources: Resources, kube: KubeApi, settings: PodSettings, *, limit: int = 10_000,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._store, self._resources, self._kube = store, resources, kube
+        self._settings, self._limit, self._now = settings, limit, now
+        self._kicked = asyncio.Event()
+        self._deleted: dict[UUID, float] = {}
+        self._starting: set[UUID] = set()
+        self.troubles: dict[str, Trouble] = {}
+
+    def kick(self) -> None:
+        self._kicked.set()
+
+    async def run(self, term: int) -> None:
+        """Until cancelled."""
+        while True:
+            pause = TICK_SECONDS
+            self._kicked.clear()
+            try:
+                await self.tick(term)
+            except PerdureError as error:
+                log.warning("the fleet could not be looked after", error=str(error))
+                pause = OUTAGE_SECONDS
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._kicked.wait(), pause)
+
+    async def tick(self, term: int) -> None:
+        demand = await self._store.pool_demand()
+        rows = await self._resources.pods()
+        await self._retire_outdated(demand, rows)
+        await self._give_up(rows)
+        await self._delete([row for row in rows if row.state == "retiring"])
+        needs = decide(demand, Counter(row.pool for row in rows), self._caps(demand), limit=self._limit, parallel=PARALLEL_STARTS)
+        by_name = {pool.pool: pool for pool in demand}
+        for name, need in needs.items():
+            if need.retire:
+                await self._store.retire_idle(name, need.retire)
+                self._kicked.set()
+        starts = [by_name[name] for name, need in needs.items() for _ in range(need.start)]
+        await asyncio.gather(*(self._start(pool, term) for pool in starts))
+
+    # ----------------------------------------------------------------------------------------------------------- starting
+
+    def _caps(self, demand: list[PoolDemand]) -> dict[str, int]:
+        """A pool in trouble gets one pod at a time, and none until its pause is over."""
+        starting = {pool.pool: pool.starting for pool in demand}
+        now = self._now()
+        return {name: 0 if now < trouble.until or starting.get(name) else 1 for name, trouble in self.troubles.items()}
+
+    async def _start(self, pool: PoolDemand, term: int) -> None:
+        namespace, name = pool.pool.split("/", 1)
+        pod_id = uuid4()
+        spec = AgentPoolSpec.model_validate(pool.spec, by_alias=True, by_name=False)
+        body = worker_pod(name, namespace, spec, pod_id, self._settings)
+        if not await self._resources.register_pod(pod_id, pool.pool, revision_of(pool.spec), term=term):
+            log.warning("another operator leads: no pod is created", pool=pool.pool)
+            return
+        self._starting.add(pod_id)
+        try:
+            await self._create(pool.pool, namespace, pod_id, body)
+        finally:
+            self._starting.discard(pod_id)
+
+    async def _create(self, pool: str, namespace: str, pod_id: UUID, body: dict[str, Any]) -> None:
+        try:
+            made = await self._kube.create(PODS, namespace, body)
+        except KubeForbidden as error:
+            await self._refused(pool, pod_id, "QuotaExceeded" if error.quota else "Forbidden", str(error))
+        except (KubeInvalid, KubeNotFound) as error:
+            await self._refused(pool, pod_id, "PodRefused", str(error))
+        except KubeUnavailable as error:
+            # It may have been done: the place stays, and is looked after.
+            log.warning("a pod may not have been created", pool=pool, error=str(error))
+        else:
+            metrics.PODS_CREATED.labels(namespace).inc()
+            await self._resources.bind_pod(pod_id, UUID(made["metadata"]["uid"]))
+
+    async def _refused(self, pool: str, pod_id: UUID, reason: str, message: str) -> None:
+        await self._store.pod_gone(pod_id, "NotStarted")
+        self.failed(pool, reason, message)
+
+    def failed(self, pool: str, reason: str, message: str) -> None:
+        """A pod of this pool could not be started, or broke before it did anything: the next try comes later each time."""
+        trouble = self.troubles.setdefault(pool, Trouble(reason, message))
+        trouble.reason, trouble.message = reason, message
+        trouble.failures += 1
+        trouble.until = self._now() + min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(trouble.failures - 1, 16))
+        log.warning("a pool cannot start pods", pool=pool, reason=reason, detail=message, failures=trouble.failures)
+
+    def worked(self, pool: str) -> None:
+        self.troubles.pop(pool, None)
+
+    # ------------------------------------------------------------------------------------------------------------- ending
+
+    async def _retire_outdated(self, demand: list[PoolDemand], rows: list[PodRow]) -> None:
+        """Pods of an earlier template, or of a pool that is gone, take no new runs (L10: Latest)."""
+        revisions = {pool.pool: revision_of(pool.spec) for pool in demand}
+        old = [row.pod_id for row in rows if row.state in ("starting", "idle") and row.revision != revisions.get(row.pool)]
+        if old:
+            await self._resources.retire(old)
+            self._kicked.set()
+
+    async def _give_up(self, rows: list[PodRow]) -> None:
+        for row in rows:
+            if row.kube_uid is None and row.age_seconds > LOST_SECONDS and row.pod_id not in self._starting:
+                namespace, name = row.pool.split("/", 1)
+                pod = await self._kube.get(PODS, namespace, pod_name(name, row.pod_id))
+                if pod is None:
+                    await self._store.pod_gone(row.pod_id, "NotStarted")
+                else:
+                    await self._resources.bind_pod(row.pod_id, UUID(pod["metadata"]["uid"]))
+
+    async def _delete(self, rows: list[PodRow]) -> None:
+        """The row goes when the pod was seen gone; until then the deletion is asked for again, now and then."""
+        now = self._now()
+        self._deleted = {pod: at for pod, at in self._deleted.items() if any(row.pod_id == pod for row in rows)}
+        due = [row for row in rows if now - self._deleted.get(row.pod_id, -DELETE_AGAIN_SECONDS) >= DELETE_AGAIN_SECONDS]
+        await asyncio.gather(*(self._delete_one(row, now) for row in due))
+
+    async def _delete_one(self, row: PodRow, now: float) -> None:
+        if row.kube_uid is None:
+            return  # _give_up finds out whether there is a pod
+        namespace, name = row.pool.split("/", 1)
+        self._deleted[row.pod_id] = now
+        if not await self._kube.delete(PODS, namespace, pod_name(name, row.pod_id), uid=str(row.kube_uid)):
+            # Nobody can say how it ended: not proof that what it began is over.
+            await self._store.pod_gone(row.pod_id, "PodDeleted", proven=False)
+
+
+def revision_of(spec: dict[str, Any]) -> str:
+    """Of a pool's pods: the same for the same template and the same kind of reuse."""
+    made_of = {"template": spec.get("template"), "podReuse": (spec.get("podReuse") or {}).get("mode")}
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:10]

@@ -1,0 +1,193 @@
+"""Writes what the store knows of a run into the status of its resource, and makes the resources of runs that began in the store.
+
+Transitions at once, progress at most every half minute, nothing per step. A status never goes back: each write names the resource
+version it builds on, and is made anew when somebody else was faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from typing import Any, Protocol
+from uuid import UUID
+
+import structlog
+from msgspec.json import decode
+
+from perdure_operator.domain.errors import PerdureError
+from perdure_operator.kube.api.base import API_VERSION
+from perdure_operator.kube.client import AGENTRUNS, EVENTS, KubeApi, Resource
+from perdure_operator.kube.errors import KubeConflict, KubeForbidden, KubeInvalid, KubeNotFound
+from perdure_operator.kube.names import CANCEL_FINALIZER, FIELD_MANAGER, RUN_ID_LABEL
+from perdure_operator.services.status import event_of, status_of
+from perdure_operator.store.resources import Due, Resources, Unmade
+
+log = structlog.get_logger(__name__)
+
+Json = dict[str, Any]
+
+POLL_SECONDS = 0.1
+OUTAGE_SECONDS = 1.0
+PROGRESS_SECONDS = 30.0
+BATCH = 128
+PARALLEL = 16
+REMEMBERED = 10_000
+
+
+class Cache(Protocol):
+    def get(self, resource: Resource, namespace: str, name: str) -> Json | None: ...
+
+
+class Projector:
+    def __init__(self, resources: Resources, kube: KubeApi, cache: Cache) -> None:
+        self._resources = resources
+        self._kube = kube
+        self._cache = cache
+        self._kicked = asyncio.Event()
+        self._written: OrderedDict[str, Json] = OrderedDict()
+
+    def kick(self) -> None:
+        self._kicked.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        slots = asyncio.Semaphore(PARALLEL)
+        while True:
+            pause = POLL_SECONDS
+            self._kicked.clear()
+            try:
+                for unmade in await self._resources.unmade(BATCH):
+                    await self._make(unmade)
+                due = await self._resources.due(BATCH, progress_seconds=PROGRESS_SECONDS)
+                done = await asyncio.gather(*(self._project(slots, one) for one in due))
+                if written := [(one.uid, one.row["last_seq"]) for one, ok in zip(due, done, strict=True) if ok]:
+                    await self._resources.projected(written)
+                    continue
+            except PerdureError as error:
+                log.warning("statuses could not be written", error=str(error))
+                pause = OUTAGE_SECONDS
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._kicked.wait(), pause)
+
+    # --------------------------------------------------------------------------------------------------------- statuses
+
+    async def _project(self, slots: asyncio.Semaphore, due: Due) -> bool:
+        """Whether the resource says now what the store said."""
+        async with slots:
+            try:
+                return await self._write(due, self._newest(due))
+            except KubeConflict:
+                try:
+                    return await self._write(due, await self._kube.get(AGENTRUNS, due.row["namespace"], due.name))
+                except PerdureError as error:
+                    log.info("a status could not be written", run=str(due.run), error=str(error))
+                    return False
+            except KubeInvalid as error:
+                log.error("the cluster refuses a status", run=str(due.run), error=str(error))
+                return True  # it would refuse it again: the next change has another chance
+            except PerdureError as error:
+                log.warning("a status could not be written", run=str(due.run), error=str(error))
+                return False
+
+    def _newest(self, due: Due) -> Json | None:
+        """Our own last write may be newer than what the watch has brought so far."""
+        seen, ours = self._cache.get(AGENTRUNS, due.row["namespace"], due.name), self._written.get(str(due.uid))
+        if seen is None or ours is None or _sequence(ours) <= _sequence(seen):
+            return seen
+        return ours
+
+    async def _write(self, due: Due, resource: Json | None) -> bool:
+        namespace, name = due.row["namespace"], due.name
+        if resource is None:
+            resource = await self._kube.get(AGENTRUNS, namespace, name)
+        if resource is None or resource["metadata"]["uid"] != str(due.uid):
+            return True  # it is gone; what that means for the run is for the controller to find out
+        old = resource.get("status") or {}
+        if _sequence(resource) > due.row["last_seq"]:
+            return True
+        status = status_of(due.row, due.generation, old)
+        body = {"metadata": {"resourceVersion": resource["metadata"]["resourceVersion"]}, "status": status}
+        try:
+            written = await self._kube.merge_patch(AGENTRUNS, namespace, name, body, subresource="status")
+        except KubeNotFound:
+            return True
+        self._written[str(due.uid)] = written
+        if len(self._written) > REMEMBERED:
+            self._written.popitem(last=False)
+        await self._tell(resource, status, old)
+        return True
+
+    async def _tell(self, resource: Json, status: Json, old: Json) -> None:
+        """One event for a transition, under a name that the transition always gets."""
+        found = event_of(status, old)
+        if found is None:
+            return
+        kind, reason, message = found
+        meta = resource["metadata"]
+        at = status["projectedAt"]
+        event = {
+            "apiVersion": "v1", "kind": "Event", "type": kind, "reason": reason, "message": message[:1000], "count": 1,
+            "metadata": {"name": f"{meta['name'][:220]}.{meta['uid'][:8]}.{status['lastSequence']}", "namespace": meta["namespace"]},
+            "involvedObject": {
+                "apiVersion": API_VERSION, "kind": "AgentRun", "namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"],
+                "resourceVersion": meta["resourceVersion"],
+            },
+            "source": {"component": "perdure"}, "reportingComponent": FIELD_MANAGER, "firstTimestamp": at, "lastTimestamp": at,
+        }  # fmt: skip
+        try:
+            await self._kube.create(EVENTS, meta["namespace"], event)
+        except KubeConflict:
+            pass  # it was told before a crash
+        except PerdureError as error:
+            log.info("an event could not be written", run=status["runID"], error=str(error))
+
+    # -------------------------------------------------------------------------------------------------------- resources
+
+    async def _make(self, run: Unmade) -> None:
+        """The resource of a run that was there first: a child, a trigger's run. Crashing anywhere in here and beginning again is safe."""
+        body = _resource(run)
+        try:
+            made = await self._kube.create(AGENTRUNS, run.namespace, body)
+        except KubeConflict:
+            there = await self._kube.get(AGENTRUNS, run.namespace, run.name)
+            if there is None:
+                return
+            if (there["metadata"].get("labels") or {}).get(RUN_ID_LABEL) != str(run.run):
+                log.error("a run gets no resource: its name is taken", run=str(run.run), name=f"{run.namespace}/{run.name}")
+                await self._resources.not_made(run.run)
+                return
+            made = there
+        except (KubeInvalid, KubeNotFound, KubeForbidden) as error:
+            log.error("a run gets no resource", run=str(run.run), error=str(error))
+            await self._resources.not_made(run.run)
+            return
+        await self._resources.made(run.run, UUID(made["metadata"]["uid"]))
+
+
+def _sequence(resource: Json) -> int:
+    return int((resource.get("status") or {}).get("lastSequence") or 0)
+
+
+def _resource(run: Unmade) -> Json:
+    metadata: Json = {
+        "name": run.name,
+        "namespace": run.namespace,
+        "labels": {**run.labels, RUN_ID_LABEL: str(run.run)},
+        "finalizers": [CANCEL_FINALIZER],
+    }
+    if run.parent_uid is not None:
+        metadata["ownerReferences"] = [
+            {
+                "apiVersion": API_VERSION,
+                "kind": "AgentRun",
+                "name": run.parent_name,
+                "uid": str(run.parent_uid),
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ]
+    spec = dict(run.spec)
+    if (value := decode(run.input)) is not None:
+        spec["input"] = value
+    return {"apiVersion": API_VERSION, "kind": "AgentRun", "metadata": metadata, "spec": spec}

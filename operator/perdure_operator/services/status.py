@@ -1,0 +1,143 @@
+"""A run's row as the status of its resource: bounded whatever the run does, conditions first, the phase derived."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec.json import decode
+
+from perdure_operator.kube.names import pod_name
+from perdure_operator.services.why import why_pending
+from perdure_operator.store.reads import Row
+
+Json = dict[str, Any]
+
+MAX_WAITS = 8
+MAX_WAIT_REASON = 253
+MAX_MESSAGE = 1000
+MAX_RESULT_BYTES = 1024
+TERMINAL = ("Succeeded", "Failed", "Cancelled")
+_INLINE = b"\x00"
+
+
+def status_of(row: Row, generation: int, old: Json) -> Json:
+    """``old``: what the resource says now; conditions that stay keep the time of their last change."""
+    state, waits = row["state"], decode(row["waiting_for"]) if row["waiting_for"] else []
+    status: Json = {
+        "observedGeneration": generation,
+        "runID": str(row["run_id"]),
+        "conditions": _conditions(row, generation, {c["type"]: c for c in old.get("conditions") or []}),
+        "phase": state,
+        "attempt": row["attempt"],
+        "podName": pod_name(row["pool"].partition("/")[2], row["holder"]) if row["holder"] else None,
+        "waitReason": _wait_reason(row, waits)[:MAX_WAIT_REASON] or None,
+        "waitingFor": [_wait(wait) for wait in waits[:MAX_WAITS]] if state == "Suspended" else None,
+        "progress": {"done": row["steps"]},
+        "usage": {"steps": row["steps"]},
+        "children": _children(row),
+        "parentRef": {"name": row["parent_name"]} if row["parent_name"] else None,
+        "startTime": _time(row["started_at"]),
+        "completionTime": _time(row["finished_at"]),
+        "lastSequence": row["last_seq"],
+        "projectedAt": _time(datetime.now(UTC)),
+        **_result(row),
+    }
+    # A merge patch keeps what it does not name: what is over must be said to be over.
+    return {key: value for key, value in status.items() if value is not None or key in old}
+
+
+def _conditions(row: Row, generation: int, old: dict[str, Json]) -> list[Json]:
+    state, since = row["state"], _time(row["state_since"])
+    reason, message = why_pending(row) if state == "Pending" else (row["reason"] or state, row["message"])
+    error = decode(row["error"]) if row["error"] else {}
+    message = message or error.get("message", "")
+    finished = state in TERMINAL
+    known = {
+        "Succeeded": ("True" if state == "Succeeded" else "False" if finished else "Unknown", reason),
+        "Suspended": ("True" if state == "Suspended" else "False", reason if state == "Suspended" else state),
+        "PodScheduled": ("True" if state == "Running" else "False", reason if state in ("Pending", "Suspended") else state),
+        "Finished": ("True" if finished else "False", state),
+    }
+    conditions = []
+    for kind, (truth, why) in known.items():
+        before = old.get(kind)
+        kept = before["lastTransitionTime"] if before and before["status"] == truth else since
+        conditions.append(
+            {
+                "type": kind,
+                "status": truth,
+                "reason": _identifier(why),
+                "message": message[:MAX_MESSAGE],
+                "lastTransitionTime": kept,
+                "observedGeneration": generation,
+            }
+        )
+    return conditions
+
+
+def _identifier(text: str) -> str:
+    """A reason as the API wants it: an agent's error type may be any text."""
+    word = "".join(c for c in text if c.isascii() and (c.isalnum() or c in "_,:"))[:200].rstrip(",:")
+    return word if word[:1].isalpha() else f"Error{word}"
+
+
+def _wait_reason(row: Row, waits: list[Json]) -> str:
+    """The column WAITING-FOR."""
+    if row["state"] == "Pending":
+        return why_pending(row)[0]
+    if row["state"] != "Suspended":
+        return ""
+    if row["paused"] or row["spec_paused"]:
+        return "resume"
+    words: dict[str, int] = {}
+    for wait in waits:
+        word = f"signal {wait['name']}" if wait["kind"] == "signal" else wait["kind"]
+        words[word] = words.get(word, 0) + 1
+    return ", ".join(word if count == 1 else f"{count} × {word}" for word, count in words.items())
+
+
+def _wait(wait: Json) -> Json:
+    return {"kind": wait["kind"], "name": (wait["name"] or "")[:253]} | {
+        key: _time(datetime.fromisoformat(value)) for key in ("at", "since") if (value := wait.get(key)) is not None
+    }
+
+
+def _children(row: Row) -> Json | None:
+    counts = {"active": row["children_active"], "succeeded": row["children_succeeded"], "failed": row["children_failed"]}
+    return counts if any(counts.values()) else None
+
+
+def _result(row: Row) -> Json:
+    stored = row["result"]
+    if stored is None:
+        return {}
+    if stored[:1] == _INLINE and len(stored) <= MAX_RESULT_BYTES + 1:
+        return {"result": decode(stored[1:])}
+    return {"resultRef": f"perdure:run/{row['run_id']}/result"}
+
+
+def _time(value: datetime | None) -> str | None:
+    """Whole seconds, as Kubernetes writes them."""
+    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if value is not None else None
+
+
+def event_of(status: Json, old: Json) -> tuple[str, str, str] | None:
+    """Type, reason and message of the Kubernetes event for this change of status; None when nothing happened that has a name."""
+    phase, before = status["phase"], old.get("phase")
+    message = next((c["message"] for c in status["conditions"] if c["type"] == "Succeeded"), "")
+    if phase == before and status["attempt"] == old.get("attempt"):
+        return None
+    if phase == "Running":
+        return (
+            "Normal",
+            "Resumed" if before == "Suspended" or old.get("startTime") else "Started",
+            f"attempt {status['attempt']} on pod {status.get('podName')}",
+        )
+    if phase == "Suspended":
+        return "Normal", "Suspended", message or f"waits for {status.get('waitReason')}"
+    if phase in TERMINAL:
+        return ("Normal" if phase == "Succeeded" else "Warning"), phase, message or f"after {status['attempt']} attempts"
+    if before == "Running":
+        return "Warning", "Retrying", message
+    return None

@@ -1,0 +1,244 @@
+"""The operator's side of the store: custom resources and their runs, the pods of the fleet, and who leads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+
+from perdure_operator.store.payload import encode
+from perdure_operator.store.reads import Reader, Row
+from perdure_operator.store.store import NewRun, Store
+
+_json = msgspec.json.Encoder(enc_hook=str)
+
+Decision = Literal["known", "bound", "created", "adopted", "wait", "name-taken", "key-taken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What a resource is to the store; the words are explained in ``sql/80_resources.sql``. ``run`` None: look again."""
+
+    decision: Decision
+    run: UUID | None
+    state: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The run of a resource. ``generation``: that of the spec that it was told."""
+
+    run: UUID
+    generation: int
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A resource whose status is to be written, under its own name, with the row that it is made of."""
+
+    run: UUID
+    uid: UUID
+    name: str
+    generation: int
+    row: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Unmade:
+    """A run whose resource is to be made. ``parent_uid``, ``parent_name``: the parent's resource, if there is one still."""
+
+    run: UUID
+    namespace: str
+    name: str
+    spec: dict[str, Any]
+    labels: dict[str, str]
+    input: bytes
+    parent_uid: UUID | None
+    parent_name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """A resource that the store believes to exist. ``active``: its run has not ended."""
+
+    run: UUID
+    uid: UUID
+    namespace: str
+    name: str
+    active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PodRow:
+    pod_id: UUID
+    pool: str
+    state: str
+    kube_uid: UUID | None
+    revision: str
+    age_seconds: float
+
+
+class Resources:
+    """Works on the connections of a :class:`Store`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    # ------------------------------------------------------------------------------------------------------- resources
+
+    async def admit(self, uid: UUID, generation: int, run: NewRun, *, bound: UUID | None = None) -> Admitted:
+        """Finds or makes the run of a resource. ``run``: the one to make; ``bound``: the run that the resource's label names."""
+        stored, blob = encode(run.run_id, run.input)
+        async with self._store.connection() as connection:
+            [row] = await connection.fetch(
+                "select * from perdure.admit_resource($1, $2, $3, $4, $5, $6, $7)",
+                uid,
+                generation,
+                bound,
+                _json.encode(run.columns).decode(),
+                stored,
+                blob.hash if blob else None,
+                blob.data if blob else None,
+            )
+        return Admitted(row["decision"], row["run_id"], row["state"])
+
+    async def find(self, uid: UUID) -> Found | None:
+        async with self._store.connection() as connection:
+            row = await connection.fetchrow(
+                "select run_id, generation, perdure.terminal(state) as ended "
+                "from perdure.resources join perdure.runs using (run_id) where uid = $1",
+                uid,
+            )
+        return Found(*row.values()) if row else None
+
+    async def gone(self, uid: UUID) -> None:
+        """The resource is deleted, or is being deleted, and its run has been told."""
+        async with self._store.connection() as connection:
+            await connection.execute("update perdure.resources set gone = true where uid = $1", uid)
+
+    async def children(self, run: UUID) -> list[Tracked]:
+        """Those of a run's children that have a resource."""
+        async with self._store.connection() as connection:
+            rows = await connection.fetch(
+                "select run_id, uid, namespace, c.name, not perdure.terminal(state) as active "
+                "from perdure.resources c join perdure.runs using (run_id) where parent_id = $1 and uid is not null and not gone",
+                run,
+            )
+        return [Tracked(*row.values()) for row in rows]
+
+    async def tracked(self) -> list[Tracked]:
+        async with self._store.connection() as connection:
+            rows = await connection.fetch(
+                "select run_id, uid, namespace, c.name, not perdure.terminal(state) as active "
+                "from perdure.resources c join perdure.runs using (run_id) where uid is not null and not gone"
+            )
+        return [Tracked(*row.values()) for row in rows]
+
+    async def due(self, limit: int, *, progress_seconds: float) -> list[Due]:
+        """Resources whose status says less than the store knows."""
+        async with self._store.connection() as connection:
+            found = await connection.fetch("select * from perdure.due_projections($1, $2)", limit, progress_seconds)
+            rows = await Reader(connection).runs_by_id([row["run_id"] for row in found])
+        return [Due(row["run_id"], row["uid"], row["name"], row["generation"], rows[row["run_id"]]) for row in found if row["run_id"] in rows]
+
+    async def projected(self, done: Sequence[tuple[UUID, int]]) -> None:
+        """The statuses of these resources say what was at these sequences."""
+        async with self._store.connection() as connection:
+            await connection.execute("select perdure.projected($1, $2)", [uid for uid, _ in done], [seq for _, seq in done])
+
+    async def unmade(self, limit: int) -> list[Unmade]:
+        async with self._store.connection() as connection:
+            rows = await connection.fetch(
+                "select c.run_id, r.namespace, r.name, s.spec, s.labels, s.input, p.uid as parent_uid, p.name as parent_name "
+                "from perdure.resources c join perdure.runs r using (run_id) join perdure.run_specs s using (run_id) "
+                "left join perdure.resources p on p.run_id = r.parent_id and not p.gone "
+                "where c.uid is null and not c.gone order by c.run_id limit $1",
+                limit,
+            )
+            reader = Reader(connection)
+            return [
+                Unmade(
+                    row["run_id"],
+                    row["namespace"],
+                    row["name"],
+                    msgspec.json.decode(row["spec"]),
+                    msgspec.json.decode(row["labels"]),
+                    await reader.payload(row["input"]),
+                    row["parent_uid"],
+                    row["parent_name"],
+                )
+                for row in rows
+            ]
+
+    async def made(self, run: UUID, uid: UUID) -> None:
+        async with self._store.connection() as connection:
+            await connection.execute("update perdure.resources set uid = $2, generation = 1 where run_id = $1 and uid is null", run, uid)
+
+    async def not_made(self, run: UUID) -> None:
+        """It cannot have a resource (the name is taken by somebody's, the cluster refuses it): it stays a row of the store."""
+        async with self._store.connection() as connection:
+            await connection.execute("update perdure.resources set gone = true where run_id = $1 and uid is null", run)
+
+    # ------------------------------------------------------------------------------------------------------------ fleet
+
+    async def register_pod(self, pod_id: UUID, pool: str, revision: str, *, term: int) -> bool:
+        """A place for a pod that is about to be created. False when the caller does not lead any more."""
+        async with self._store.connection() as connection:
+            return bool(
+                await connection.fetchval(
+                    "insert into perdure.pods (pod_id, pool, state, revision, since, seen_at) "
+                    "select $1, $2, 'starting', $3, perdure.now(), perdure.now() "
+                    "where exists (select 1 from perdure.leaders where role = 'operator' and term = $4 for share) returning true",
+                    pod_id,
+                    pool,
+                    revision,
+                    term,
+                )
+            )
+
+    async def bind_pod(self, pod_id: UUID, kube_uid: UUID) -> bool:
+        """False: there is no such place, or it is another pod's."""
+        async with self._store.connection() as connection:
+            return bool(
+                await connection.fetchval(
+                    "update perdure.pods set kube_uid = $2 where pod_id = $1 and (kube_uid is null or kube_uid = $2) returning true",
+                    pod_id,
+                    kube_uid,
+                )
+            )
+
+    async def pods(self) -> list[PodRow]:
+        async with self._store.connection() as connection:
+            rows = await connection.fetch(
+                "select pod_id, pool, state, kube_uid, revision, extract(epoch from perdure.now() - since)::float8 as age from perdure.pods"
+            )
+        return [PodRow(*row.values()) for row in rows]
+
+    async def retire(self, pods: Sequence[UUID]) -> None:
+        """These take no run any more; one that has a run keeps it."""
+        async with self._store.connection() as connection:
+            await connection.execute(
+                "update perdure.pods set state = 'retiring', since = perdure.now() where pod_id in ("
+                "select pod_id from perdure.pods where pod_id = any ($1) and state in ('starting', 'idle') order by pod_id for update)",
+                list(pods),
+            )
+
+    async def drop_pool(self, namespace: str, name: str) -> None:
+        async with self._store.connection() as connection:
+            await connection.execute("delete from perdure.pools where pool = $1", f"{namespace}/{name}")
+
+    # ------------------------------------------------------------------------------------------------------- leadership
+
+    async def lead(self, role: str, holder: str, seconds: float) -> int | None:
+        """The term in which ``holder`` leads from now on for so many seconds; None when somebody else does."""
+        async with self._store.connection() as connection:
+            term = await connection.fetchval("select perdure.lead($1, $2, $3)", role, holder, seconds)
+        return int(term) if term is not None else None
+
+    async def resign(self, role: str, holder: str) -> None:
+        async with self._store.connection() as connection:
+            await connection.execute("update perdure.leaders set renewed_at = '-infinity' where role = $1 and holder = $2", role, holder)

@@ -1,0 +1,90 @@
+-- Custom resources and the runs behind them. A resource is known by its uid: the same name can come again and mean another run.
+
+-- A resource was seen. Gives what it is:
+--   known       the resource of this run
+--   bound       the projector made it for a run that was there first (p_bound: the run that its label names)
+--   created     a new run
+--   adopted     the run that has its idempotency key: whatever that run has done is done (K10)
+--   wait        an earlier run has its name or key, its resource is gone, and it has not ended: it is to be cancelled first
+--   name-taken  a run without a resource has the name          key-taken  another resource has the key
+create or replace function perdure.admit_resource(p_uid uuid, p_generation bigint, p_bound uuid, p_run jsonb, p_input bytea, p_hash bytea, p_data bytea)
+returns table (decision text, run_id uuid, state text) language plpgsql as $$
+declare
+  v_now timestamptz := perdure.now();
+  c perdure.resources;
+  q perdure.runs;
+begin
+  select * into c from perdure.resources x where x.uid = p_uid;
+  if found then
+    return query select 'known', c.run_id, x.state from perdure.runs x where x.run_id = c.run_id;
+    return;
+  end if;
+  if p_bound is not null then
+    update perdure.resources x set uid = p_uid, generation = p_generation
+    where x.run_id = p_bound and x.uid is null and exists (
+      select 1 from perdure.runs y where y.run_id = p_bound and y.namespace = p_run ->> 'namespace' and y.name = p_run ->> 'name');
+    if found then
+      return query select 'bound', p_bound, y.state from perdure.runs y where y.run_id = p_bound;
+      return;
+    end if;
+  end if;
+
+  select * into q from perdure.runs x where x.namespace = p_run ->> 'namespace' and x.idempotency_key = p_run ->> 'idempotency_key' for no key update;
+  if found then
+    select * into c from perdure.resources x where x.run_id = q.run_id;
+    if found and not c.gone and c.name <> p_run ->> 'name' then
+      return query select 'key-taken', q.run_id, q.state;
+    elsif q.cancel_requested and not perdure.terminal(q.state) then
+      return query select 'wait', q.run_id, q.state;
+    else
+      insert into perdure.resources (run_id, uid, name, generation, changed_seq, projected_seq)
+      values (q.run_id, p_uid, p_run ->> 'name', p_generation, q.last_seq, 0)
+      on conflict on constraint resources_pkey do update
+        set uid = excluded.uid, name = excluded.name, generation = excluded.generation, changed_seq = excluded.changed_seq, projected_seq = 0, gone = false;
+      return query select 'adopted', q.run_id, q.state;
+    end if;
+    return;
+  end if;
+
+  select * into q from perdure.runs x where x.namespace = p_run ->> 'namespace' and x.name = p_run ->> 'name' and not x.superseded for no key update;
+  if found and not perdure.terminal(q.state) then
+    return query select case when exists (select 1 from perdure.resources x where x.run_id = q.run_id) then 'wait' else 'name-taken' end,
+      q.run_id, q.state;
+    return;
+  elsif found then
+    update perdure.runs x set superseded = true where x.run_id = q.run_id;
+    update perdure.resources x set gone = true where x.run_id = q.run_id;
+  end if;
+  q := perdure.insert_run(p_run, p_input, v_now);
+  insert into perdure.blobs (run_id, hash, data) select q.run_id, p_hash, p_data where p_hash is not null;
+  insert into perdure.resources (run_id, uid, name, generation, changed_seq) values (q.run_id, p_uid, q.name, p_generation, q.last_seq);
+  return query select 'created', q.run_id, q.state;
+exception when unique_violation then
+  -- Somebody else took the name or the key between our look and our insert: look again.
+  return query select 'wait', null::uuid, null::text;
+end $$;
+
+-- Runs whose resource says less than it should: those that have moved, and those at work whose progress is older than p_progress_seconds.
+create or replace function perdure.due_projections(p_limit int, p_progress_seconds double precision)
+returns table (run_id uuid, uid uuid, name text, generation bigint) language sql as $$
+  (select c.run_id, c.uid, c.name, c.generation from perdure.resources c
+   where c.changed_seq > c.projected_seq and c.uid is not null and not c.gone limit p_limit)
+  union
+  (select c.run_id, c.uid, c.name, c.generation from perdure.runs r join perdure.resources c using (run_id)
+   where r.state = 'Running' and r.last_seq > c.projected_seq and c.uid is not null and not c.gone
+     and c.projected_at < perdure.now() - p_progress_seconds * interval '1 second' limit p_limit)
+$$;
+
+create or replace function perdure.projected(p_uids uuid[], p_seqs bigint[]) returns void language sql as $$
+  update perdure.resources c set projected_seq = greatest(c.projected_seq, u.seq), projected_at = perdure.now()
+  from unnest(p_uids, p_seqs) u(uid, seq) where c.uid = u.uid
+$$;
+
+-- Who leads. A holder that renews keeps its term; whoever takes over a role that was not renewed for p_seconds gets the next one.
+create or replace function perdure.lead(p_role text, p_holder text, p_seconds double precision) returns bigint language sql as $$
+  insert into perdure.leaders as l (role, holder, term, renewed_at) values (p_role, p_holder, 1, perdure.now())
+  on conflict (role) do update set holder = excluded.holder, renewed_at = excluded.renewed_at,
+    term = case when l.holder = excluded.holder then l.term else l.term + 1 end
+  where l.holder = excluded.holder or l.renewed_at < excluded.renewed_at - p_seconds * interval '1 second'
+  returning term
+$$;
