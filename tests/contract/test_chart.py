@@ -53,7 +53,9 @@ class Helmed(Clients):
     def apply(self, *objects: dict[str, Any], user: str = "", dry: bool = False) -> str:
         """Raises CommandError."""
         options = [*(["--as", user, "--as-group", "system:serviceaccounts"] if user else []), *(["--dry-run=server"] if dry else [])]
-        return self.kubectl("apply", "--server-side", "-f", "-", *options, input=json.dumps({"kind": "List", "apiVersion": "v1", "items": objects}))
+        return self.kubectl(
+            "apply", "--server-side", "-f", "-", *options, input=json.dumps({"kind": "List", "apiVersion": "v1", "items": objects})
+        )
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +199,9 @@ def test_reserved_metadata_is_perdure_s_alone(installed: Helmed, make: Any, fiel
 
 def test_people_get_their_verbs_through_the_cluster_s_own_roles(installed: Helmed) -> None:
     """Aggregation itself is the controller manager's work, which is not here: what it would add up is what counts."""
-    found = json.loads(installed.kubectl("get", "clusterroles", "-l", "rbac.authorization.k8s.io/aggregate-to-edit=true", "-o", "json"))["items"]
+    found = json.loads(installed.kubectl("get", "clusterroles", "-l", "rbac.authorization.k8s.io/aggregate-to-edit=true", "-o", "json"))[
+        "items"
+    ]
     [edit] = [each for each in found if each["metadata"]["name"].endswith(f"{RELEASE}-edit")]
     assert any("agentruns/answer" in rule["resources"] and rule["verbs"] == ["create"] for rule in edit["rules"])
 
@@ -207,5 +211,7 @@ def test_what_an_uninstall_leaves(installed: Helmed) -> None:
     installed.helm("uninstall", RELEASE, "-n", "perdure-system", "--no-hooks")
     kinds = "serviceaccounts,secrets,services,deployments,statefulsets,jobs,networkpolicies,roles,rolebindings,poddisruptionbudgets"
     left = installed.kubectl("get", kinds, "-A", "-l", f"app.kubernetes.io/instance={RELEASE}", "-o", "name")
-    whole = installed.kubectl("get", "clusterroles,clusterrolebindings,validatingadmissionpolicies", "-l", "app.kubernetes.io/name=perdure", "-o", "name")
+    whole = installed.kubectl(
+        "get", "clusterroles,clusterrolebindings,validatingadmissionpolicies", "-l", "app.kubernetes.io/name=perdure", "-o", "name"
+    )
     assert left.strip() + whole.strip() == ""

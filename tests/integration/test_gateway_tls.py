@@ -71,7 +71,11 @@ async def test_a_sidecar_that_trusts_the_authority_gets_a_run(
 
 @pytest.mark.parametrize(
     ("trusted", "words"),
-    [("other", "unable to get local issuer certificate"), ("system", "unable to get local issuer certificate"), ("name", "IP address mismatch")],
+    [
+        ("other", "unable to get local issuer certificate"),
+        ("system", "unable to get local issuer certificate"),
+        ("name", "IP address mismatch"),
+    ],
 )
 async def test_a_gateway_that_proves_nothing_is_told_nothing(
     cluster: Cluster, secure: TlsGateway, authority: Authority, tmp_path: Path, trusted: str, words: str
