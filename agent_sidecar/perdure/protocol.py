@@ -442,12 +442,14 @@ class Frame(Struct, tag_field="t", omit_defaults=True, kw_only=True):
 
 class Hello(Frame, tag="hello", kw_only=True):
     """First frame of a pod. ``ready``: its agent has asked for a run; while it is not, the pod is given none, and ``Idle`` follows.
-    ``run``/``epoch``: the lease that it believes it holds, if any."""
+    ``run``/``epoch``: the lease that it believes it holds, if any. ``connection`` grows with every connection of the pod: what is left of
+    an earlier one, at whichever gateway, is void."""
 
     protocol: int
     sidecar: str
     reuse: bool = False
     ready: bool = True
+    connection: int = 0
     run: str | None = None
     epoch: int | None = None
 

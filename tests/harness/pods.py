@@ -43,6 +43,7 @@ class FakePod:
         self.context: wire.RunContext | None = None
         self.lost: list[wire.LeaseLost] = []
         self.silent = False
+        self.connections = 0
         self._token = token
         self._next = 0
         self._open: dict[int, asyncio.Future[wire.Answer | wire.Refusal]] = {}
@@ -61,9 +62,15 @@ class FakePod:
         self._socket = opened
         self._frames.clear()
         self._out = asyncio.Queue()
-        self.send(hello or wire.Hello(protocol=wire.PROTOCOL_VERSION, sidecar="test", reuse=self.reuse, run=self.run, epoch=self.epoch))
+        self.send(hello or self.hello())
         self._tasks = [asyncio.create_task(part) for part in (self._listen(opened), self._pump(opened, self._out), self._beat())]
         return self
+
+    def hello(self, **fields: Any) -> wire.Hello:
+        """Of the next connection."""
+        self.connections += 1
+        own = {"reuse": self.reuse, "run": self.run, "epoch": self.epoch, "connection": self.connections}
+        return wire.Hello(protocol=wire.PROTOCOL_VERSION, sidecar="test", **(own | fields))
 
     async def cut(self) -> None:
         """The connection breaks, without a word."""

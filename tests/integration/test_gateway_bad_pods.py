@@ -69,6 +69,7 @@ BODIES: dict[str, bytes | dict[str, Any]] = {
     "a timer of no zone": {**WAIT, "on": [{"kind": "timer", "at": "2026-02-01T00:00:00"}]},
     "a timer below zero": {**WAIT, "on": [{"kind": "timer", "seconds": -1}]},
     "a timer for ever": {**WAIT, "on": [{"kind": "timer", "seconds": 1e300}]},
+    "a time before all times": {"op": "wait", "key": "w", "on": [{"kind": "timer", "at": "0001-01-01T00:00:00+14:00"}]},
     "a timeout for ever": {**WAIT, "timeoutSeconds": 1e300},
     "a timeout that is infinite": b'{"op":"wait","key":"w","on":[{"kind":"signal","name":"x"}],"timeoutSeconds":1e999}',
     "suspend on nothing": {"op": "suspend", "waits": []},

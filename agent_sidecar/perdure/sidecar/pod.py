@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -83,6 +84,7 @@ class Pod:
         self._open = False
         self._asked = False
         self._said_ready = False
+        self._connection = 0
         self._timer: asyncio.TimerHandle | None = None
         self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -255,6 +257,8 @@ class Pod:
         self.link, self._open = link, False
         self.outbox.rewind()
         self._said_ready = self._asked and run is None
+        # By the wall clock first, so that it grows over a restart of this process as well.
+        self._connection = max(self._connection + 1, time.time_ns() // 1_000_000)
         # A lease that is over is still named until the pod is clean: a pod that names none may be given a run.
         self._send(
             Hello(
@@ -262,6 +266,7 @@ class Pod:
                 sidecar=f"perdure/{VERSION}",
                 reuse=self.reuse,
                 ready=self._said_ready,
+                connection=self._connection,
                 run=run.run if run else None,
                 epoch=run.epoch if run else None,
             )

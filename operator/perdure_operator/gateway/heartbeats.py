@@ -55,6 +55,10 @@ class Heartbeats:
             if fate.run is not None and fate.epoch is not None:
                 # The commit of the lease was not answered: nobody here knew of it.
                 self._hub.granted(fate.run, fate.epoch, pod.id, "found")
+            elif fate.status == "free":
+                # One that heard of its run is cleaning up, and will say when it is done.
+                if self._hub.waits(pod):
+                    await self._hub.restore(pod)
             else:
                 self._hub.not_idle(pod)
                 pod.send(wire.Retire(reason="the pool has more idle pods than it needs"))

@@ -56,6 +56,7 @@ class Pod:
         self.id = identity.pod_id
         self.pool = identity.pool
         self.reuse = False
+        self.connection = 0
         self.held: translate.Held | None = None
         self.last: Fence | None = None
         self._open = 0
@@ -129,6 +130,10 @@ class Hub:
             pools.setdefault(pod.pool, []).append(pod.id)
         return pools
 
+    def waits(self, pod: Pod) -> bool:
+        """As far as this gateway knows, it is idle."""
+        return self._idle.get(pod.id) is pod
+
     def not_idle(self, pod: Pod) -> None:
         """From now on nothing is leased to this connection."""
         if self._idle.get(pod.id) is pod:
@@ -200,13 +205,22 @@ class Hub:
         if hello.protocol != wire.PROTOCOL_VERSION:
             pod.send(wire.Retire(reason=f"this gateway speaks protocol {wire.PROTOCOL_VERSION}, not {hello.protocol}"))
             return False
-        pod.reuse = hello.reuse
+        pod.reuse, pod.connection = hello.reuse, hello.connection
         believed = _uuid(hello.run) if hello.run else None
         if not 0 <= (hello.epoch or 0) <= translate.MAX_INT:
             raise InvalidInput(f"{hello.epoch} is no epoch")
         status = await self._store.pod_hello(
-            pod.id, pod.pool, self._gateway, reuse=hello.reuse, ready=hello.ready, run=believed, epoch=hello.epoch
+            pod.id,
+            pod.pool,
+            self._gateway,
+            reuse=hello.reuse,
+            ready=hello.ready,
+            nth=hello.connection,
+            run=believed,
+            epoch=hello.epoch,
         )
+        if status.status == "superseded":
+            return False
         if status.run is not None and self.batcher is not None:
             self.batcher.connected(status.run)
         before = self.pods.get(pod.id)
@@ -239,7 +253,10 @@ class Hub:
             log.warning("a lease could not be delivered", run=str(run), error=str(error))
             await pod.close()
             return
-        if context.run.epoch != epoch or self.pods.get(pod.id) is not pod:
+        if self.pods.get(pod.id) is not pod:
+            return
+        if context.run.epoch != epoch:
+            await self.restore(pod)
             return
         if context.fallback is not None and self.batcher is not None:
             log.error("a session was broken; fell back", run=str(run), to_seq=context.fallback)
@@ -254,6 +271,11 @@ class Hub:
             poke = wire.Poke(cancel=context.run.cancel_requested, pause=context.run.pause)
             pod.send(wire.Push(run=str(run), epoch=epoch, poke=wire.encode_json(poke)))
 
+    async def restore(self, pod: Pod) -> None:
+        """It was leased a run, never heard of it, and the run has gone on elsewhere: it waits still. Raises PerdureError."""
+        if await self._store.pod_idle(pod.id, self._gateway, pod.connection) and self.pods.get(pod.id) is pod:
+            self._becomes_idle(pod)
+
     def _release(self, pod: Pod) -> None:
         if pod.held is not None and self._by_run.get(pod.held.run) is pod:
             del self._by_run[pod.held.run]
@@ -263,7 +285,7 @@ class Hub:
         if isinstance(frame, wire.Op):
             await self._operation(pod, frame)
         elif isinstance(frame, wire.Idle):
-            if await self._store.pod_idle(pod.id, self._gateway):
+            if await self._store.pod_idle(pod.id, self._gateway, pod.connection):
                 self._release(pod)
                 self._becomes_idle(pod)
             else:

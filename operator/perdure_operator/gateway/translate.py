@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
@@ -247,10 +247,7 @@ def _wait(body: wire.WaitBegin) -> dict[str, Any]:
         if condition.kind != "timer" and not condition.name:
             raise InvalidInput(f"a {condition.kind} condition needs a name")
         if condition.at is not None:
-            try:
-                msgspec.convert(condition.at, type=_Instant)
-            except msgspec.ValidationError:
-                raise InvalidInput(f"{condition.at!r} is not an RFC 3339 time") from None
+            condition.at = _instant(condition.at)
         _seconds(condition.seconds, "seconds")
     content: dict[str, Any] = msgspec.to_builtins(body)
     return {
@@ -262,6 +259,14 @@ def _wait(body: wire.WaitBegin) -> dict[str, Any]:
         "suspend": body.suspend,
         "fingerprint": body.fingerprint,
     }
+
+
+def _instant(text: str) -> str:
+    """In UTC: Postgres does not know every offset that RFC 3339 allows."""
+    try:
+        return msgspec.convert(text, type=_Instant).astimezone(UTC).isoformat()
+    except (msgspec.ValidationError, OverflowError):
+        raise InvalidInput(f"{text!r} is not an RFC 3339 time") from None
 
 
 # ---------------------------------------------------------------------------------------------------------- answers

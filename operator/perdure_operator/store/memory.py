@@ -84,7 +84,8 @@ class Oracle(LedgerRules):
         run = self.runs.get(op.run)
         if run is None:
             return Outcome(errors.RunNotFound.code, {})
-        if op.request in run.requests:
+        granting = op.kind in ("activity.begin", "activity.resolve")
+        if op.request in run.requests and (not granting or (op.fence is not None and run.fence == op.fence)):
             code, answer = run.requests[op.request]
             return Outcome(code, answer, state=run.state)
         code, before, holds = "ok", len(run.log), op.fence is not None and op.fence == run.fence

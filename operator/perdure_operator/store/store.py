@@ -56,7 +56,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class PodStatus:
-    """``status``: starting, idle, leased (deliver run and epoch), lost (what it believed in is over), retire."""
+    """``status``: starting, idle, leased (deliver run and epoch), lost (what it believed in is over), retire, superseded (it has connected
+    again since), free (it was leased a run that has gone on without it)."""
 
     status: str
     run: UUID | None = None
@@ -229,20 +230,30 @@ class Store:
         ]
 
     async def pod_hello(
-        self, pod: UUID, pool: str, gateway: str, *, reuse: bool, ready: bool = True, run: UUID | None = None, epoch: int | None = None
+        self,
+        pod: UUID,
+        pool: str,
+        gateway: str,
+        *,
+        reuse: bool,
+        ready: bool = True,
+        nth: int = 0,
+        run: UUID | None = None,
+        epoch: int | None = None,
     ) -> PodStatus:
-        """``ready`` False: the pod is given no run before ``pod_idle``. ``run``, ``epoch``: the lease that it believes in."""
+        """``ready`` False: the pod is given no run before ``pod_idle``. ``nth``: which of its connections this is; earlier ones are void.
+        ``run``, ``epoch``: the lease that it believes in."""
         async with self.connection() as connection:
             [row] = await connection.fetch(
-                "select * from perdure.pod_hello($1, $2, $3, $4, $5, $6, $7)", pod, pool, gateway, reuse, ready, run, epoch
+                "select * from perdure.pod_hello($1, $2, $3, $4, $5, $6, $7, $8)", pod, pool, gateway, reuse, ready, nth, run, epoch
             )
-        status = row["status"] if row["status"] in ("leased", "starting", "idle", "lost") else "retire"
+        status = row["status"] if row["status"] in ("leased", "starting", "idle", "lost", "superseded") else "retire"
         return PodStatus(status, row["run_id"], row["epoch"])
 
-    async def pod_idle(self, pod: UUID, gateway: str) -> bool:
+    async def pod_idle(self, pod: UUID, gateway: str, nth: int = 0) -> bool:
         """A reusing pod has cleaned up. False: it must retire."""
         async with self.connection() as connection:
-            return bool(await connection.fetchval("select perdure.pod_idle($1, $2)", pod, gateway) == "idle")
+            return bool(await connection.fetchval("select perdure.pod_idle($1, $2, $3)", pod, gateway, nth) == "idle")
 
     async def worker_pod(self, kube_uid: str) -> tuple[UUID, str] | None:
         """Our id and the pool of a pod of the cluster, if it is one of ours."""
@@ -278,14 +289,15 @@ class Store:
             return [row[0] for row in await connection.fetch("select * from perdure.retire_idle($1, $2)", pool, count)]
 
     async def fates(self, pods: Sequence[UUID]) -> list[PodStatus]:
-        """Of pods that wait for a run: which should retire, and which have been leased one (leased) without hearing of it."""
+        """Of pods that wait for a run: which should retire, and which have been leased one without hearing of it (leased, free)."""
         async with self.connection() as connection:
             rows = await connection.fetch(
-                "select p.pod_id, l.run_id, l.epoch from perdure.pods p left join perdure.leases l on l.holder = p.pod_id "
-                "where p.pod_id = any ($1) and (l.run_id is not null or p.state = 'retiring')",
+                "select p.pod_id, l.run_id, l.epoch, case when l.run_id is not null then 'leased' when p.state = 'retiring' then 'retire' "
+                "else 'free' end as status from perdure.pods p left join perdure.leases l on l.holder = p.pod_id "
+                "where p.pod_id = any ($1) and (l.run_id is not null or p.state = 'retiring' or p.state = 'leased' and p.run_id is null)",
                 list(pods),
             )
-        return [PodStatus("leased" if row["run_id"] else "retire", row["run_id"], row["epoch"], row["pod_id"]) for row in rows]
+        return [PodStatus(row["status"], row["run_id"], row["epoch"], row["pod_id"]) for row in rows]
 
     async def known_pods(self) -> list[UUID]:
         """All pods that have a row."""

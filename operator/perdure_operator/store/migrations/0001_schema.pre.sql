@@ -236,6 +236,7 @@ create table perdure.pods (
   state text not null check (state in ('starting', 'idle', 'leased', 'retiring')),
   reuse boolean not null default false,
   gateway text not null default '',
+  connection bigint not null default 0,  -- the newest that it has said hello on
   run_id uuid,
   since timestamptz not null,
   seen_at timestamptz not null

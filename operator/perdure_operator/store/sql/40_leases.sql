@@ -163,8 +163,9 @@ returns table (run_id uuid, epoch int, cancel boolean, pause boolean, outcomes j
 $$;
 
 -- A pod says hello. Gives the lease that it holds (delivered again), or makes it idle, or lets it start until its agent is there (not
--- p_ready). `retiring`: it may not serve.
-create or replace function perdure.pod_hello(p_pod uuid, p_pool text, p_gateway text, p_reuse boolean, p_ready boolean, p_run uuid, p_epoch int)
+-- p_ready). `retiring`: it may not serve. `superseded`: it has connected again since (p_connection), here or elsewhere; this hello is void.
+create or replace function perdure.pod_hello(
+  p_pod uuid, p_pool text, p_gateway text, p_reuse boolean, p_ready boolean, p_connection bigint, p_run uuid, p_epoch int)
 returns table (status text, run_id uuid, epoch int) language plpgsql as $$
 declare
   v_now timestamptz := perdure.now();
@@ -173,14 +174,23 @@ declare
 begin
   select l.* into v_lease from perdure.leases l where l.holder = p_pod for update;
   if found then
+    update perdure.pods set gateway = p_gateway, connection = p_connection, seen_at = v_now where pod_id = p_pod and connection <= p_connection;
+    if not found then
+      return query select 'superseded', null::uuid, null::int;
+      return;
+    end if;
     update perdure.leases l set gateway = p_gateway, beat_at = v_now, poke = poke + 1 where l.run_id = v_lease.run_id;
-    update perdure.pods set gateway = p_gateway, seen_at = v_now where pod_id = p_pod;
     return query select 'leased', v_lease.run_id, v_lease.epoch;
     return;
   end if;
   insert into perdure.pods (pod_id, pool, state, reuse, gateway, since, seen_at)
   values (p_pod, p_pool, 'starting', p_reuse, p_gateway, v_now, v_now) on conflict do nothing;
   select * into v_pod from perdure.pods where pod_id = p_pod for update;
+  if v_pod.connection > p_connection then
+    return query select 'superseded', null::uuid, null::int;
+    return;
+  end if;
+  update perdure.pods set connection = p_connection where pod_id = p_pod;
   -- A later statement than the lock: while we waited for it, a gateway that this pod has left may have granted it a run.
   select l.* into v_lease from perdure.leases l where l.holder = p_pod;
   if found then
@@ -202,13 +212,13 @@ begin
 end $$;
 
 -- A pod's agent has asked for a run, the first or the next.
-create or replace function perdure.pod_idle(p_pod uuid, p_gateway text) returns text language plpgsql as $$
+create or replace function perdure.pod_idle(p_pod uuid, p_gateway text, p_connection bigint) returns text language plpgsql as $$
 declare
   v_state text;
 begin
   perform 1 from perdure.pods p where p.pod_id = p_pod for update;
   update perdure.pods p set state = 'idle', gateway = p_gateway, run_id = null, since = perdure.now(), seen_at = perdure.now()
-  where p.pod_id = p_pod and p.state in ('leased', 'idle', 'starting') and not exists (select 1 from perdure.leases l where l.holder = p_pod)
+  where p.pod_id = p_pod and p.connection = p_connection and p.state in ('leased', 'idle', 'starting') and not exists (select 1 from perdure.leases l where l.holder = p_pod)
   returning p.state into v_state;
   return coalesce(v_state, 'retiring');
 end $$;

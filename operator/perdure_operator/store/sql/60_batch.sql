@@ -76,21 +76,21 @@ begin
   select n::int, case when verdict = 'existing' then 'ok' else verdict end, coalesce(new_seq, old_seq),
     old_seq is not null and old_req is distinct from req
   from numbered;
-  -- What came with the steps, under the sequence that the journal has for them. Apart, since most batches carry nothing. A resend finds
-  -- its own again.
+  -- What came with the steps that were journaled by this commit, and no others: what came with a resend was stored with its step, and who
+  -- has lost the lease writes nothing. Apart, since most batches carry nothing.
   if cardinality(s_ord) > 0 then
     insert into perdure.slices (run_id, name, seq, append, version, value)
     select j.run_id, s.name, j.seq, s.append, s.version, s.value
     from unnest(s_ord, s_name, s_append, s_version, s_value) s(o, name, append, version, value)
     join perdure.journal j on j.run_id = p_run[s.o] and j.key = p_key[s.o] and j.request_id = p_req[s.o]
-    where j.run_id <> all (v_unlocked)
+    where j.xmin = pg_current_xact_id()::xid
     on conflict do nothing;
   end if;
   if cardinality(b_ord) > 0 then
     insert into perdure.blobs (run_id, hash, data)
     select b.run, b.hash, b.data from unnest(b_ord, b_run, b_hash, b_data) b(o, run, hash, data)
     join perdure.journal j on j.run_id = p_run[b.o] and j.key = p_key[b.o] and j.request_id = p_req[b.o]
-    where j.run_id <> all (v_unlocked)
+    where j.xmin = pg_current_xact_id()::xid
     on conflict do nothing;
   end if;
 end $$;
@@ -149,13 +149,14 @@ begin
     v_now := perdure.now();
     select q.* into r from perdure.runs q where q.run_id = p_run[i];
     v_before := r;
+    v_fenced := p_epoch[i] is not null and r.state = 'Running' and r.epoch = p_epoch[i] and r.holder = p_holder[i];
     select q.* into v_old from perdure.requests q where q.run_id = p_run[i] and q.request_id = p_req[i];
-    if found then
+    -- What was granted once may have been granted to another since: to whom the lease is gone no execution is granted again.
+    if found and (v_fenced or p_kind[i] not in ('activity.begin', 'activity.resolve')) then
       code := v_old.code; answer := v_old.answer; state := r.state;
       return next;
       continue;
     end if;
-    v_fenced := p_epoch[i] is not null and r.state = 'Running' and r.epoch = p_epoch[i] and r.holder = p_holder[i];
     begin
       if p_epoch[i] is not null and not v_fenced and p_kind[i] <> 'activity.end' then
         perform perdure.refuse(case when perdure.terminal(r.state) then 'run-finished' else 'lease-lost' end,
