@@ -100,7 +100,8 @@ def gateway() -> Iterator[FakeGateway]:
     with FakeGateway() as found:
         found.answers["GET /v1/namespaces/default/runs/weekly"] = run()
         found.answers["GET /v1/namespaces/default/runs"] = {"items": [run()], "next": None}
-        found.answers["GET /v1/namespaces/default/runs/weekly/events"] = {"items": EVENTS, "next": None}
+        for name in ("weekly", RUN_ID):
+            found.answers[f"GET /v1/namespaces/default/runs/{name}/events"] = {"items": EVENTS, "next": None}
         yield found
 
 
@@ -110,6 +111,7 @@ def call(gateway: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     for name in ("PERDURE_STATE", "PERDURE_SERVER", "PERDURE_NAMESPACE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-kubeconfig"))
     state = StateDir(tmp_path / ".perdure")
     state.create()
     state.write_session(Session(1, "2026-11-21T12:00:00+00:00", [gateway.url], "the-token", "", "/tmp/x"))
@@ -225,7 +227,7 @@ def test_events_follow_until_the_end(call: Callable[..., Result], gateway: FakeG
     result = call("events", "-f", "weekly")
     assert result.exit_code == 0
     assert [line.split()[1] for line in result.stdout.splitlines()] == ["1", "2", "3"]
-    assert [r[2]["?from"] for r in gateway.requests] == ["1", "4"], "a lost connection goes on after the last event"
+    assert [r[2]["?from"] for r in gateway.requests if r[0].endswith("/tail")] == ["1", "4"], "a lost connection goes on after the last event"
 
 
 def test_tree(call: Callable[..., Result], gateway: FakeGateway) -> None:
@@ -354,21 +356,25 @@ def test_submit_and_watch_ends_as_the_run_does(call: Callable[..., Result], gate
 def test_not_found_is_3_and_says_what_to_do(call: Callable[..., Result]) -> None:
     result = call("why", "nobody")
     assert result.exit_code == 3
-    assert result.stderr == "error: there is no such run\nCheck the name.\n"
+    assert result.stderr.startswith("error: there is no such run\nCheck the name.\nMeant was the `perdure dev` of ")
+    assert result.stderr.endswith("/.perdure. For a cluster: --context NAME, or `kubectl agentrun`.\n")
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize(("status", "code"), [(400, 2), (401, 1), (403, 1), (409, 1), (413, 2), (500, 1), (503, 4)])
+@pytest.mark.parametrize(("status", "code"), [(400, 2), (401, 4), (403, 4), (409, 1), (413, 2), (500, 1), (503, 5)])
 def test_answers_of_the_gateway(call: Callable[..., Result], gateway: FakeGateway, status: int, code: int) -> None:
     gateway.answers["POST /v1/namespaces/default/runs/weekly/pause"] = lambda _: problem(status, "some-code", "no", "Do this.")
     result = call("pause", "weekly")
-    assert (result.exit_code, result.stderr) == (code, "error: no\nDo this.\n")
+    assert result.exit_code == code
+    assert result.stderr.startswith("error: no\nDo this.\n")
+    assert ("Meant was the `perdure dev`" in result.stderr) == (code in (3, 4, 5))
 
 
 def test_an_answer_that_is_no_problem_json_is_shown(call: Callable[..., Result], gateway: FakeGateway) -> None:
     gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = lambda _: web.Response(status=502, text="Bad Gateway")
     result = call("why", "weekly")
-    assert (result.exit_code, result.stderr) == (4, "error: Bad Gateway\n")
+    assert result.exit_code == 5
+    assert result.stderr.startswith("error: Bad Gateway\n")
 
 
 @pytest.mark.parametrize(
@@ -390,11 +396,11 @@ def test_wrong_use_is_2(call: Callable[..., Result], words: tuple[str, ...]) -> 
     assert result.stderr
 
 
-def test_a_gateway_that_is_gone_is_4(call: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_gateway_that_is_gone_is_5(call: Callable[..., Result], tmp_path: Path) -> None:
     state = StateDir(tmp_path / ".perdure")
     state.write_session(Session(4711, "2026-11-21T12:00:00+00:00", ["http://127.0.0.1:9"], "t", "", "/tmp/x"))
     result = call("get")
-    assert result.exit_code == 4
+    assert result.exit_code == 5
     assert "no gateway answers at http://127.0.0.1:9" in result.stderr
     assert "Is `perdure dev` (process 4711) still running?" in result.stderr
 
@@ -402,8 +408,9 @@ def test_a_gateway_that_is_gone_is_4(call: Callable[..., Result], tmp_path: Path
 def test_without_a_session_it_says_how_to_get_one(call: Callable[..., Result], tmp_path: Path) -> None:
     StateDir(tmp_path / ".perdure").end_session()
     result = call("get")
-    assert result.exit_code == 4
-    assert "Start `perdure dev`" in result.stderr
+    assert result.exit_code == 5
+    assert "there is no current context" in result.stderr
+    assert "No `perdure dev` was found from this folder upwards. For a `perdure dev`: start it" in result.stderr
 
 
 @pytest.mark.parametrize("crashed", [False, True])
@@ -414,7 +421,7 @@ def test_while_dev_starts_it_says_so(call: Callable[..., Result], tmp_path: Path
         state.end_session()
     state.acquire()
     result = call("get")
-    assert result.exit_code == 4
+    assert result.exit_code == 5
     assert f"perdure dev (process {os.getpid()}) is starting; wait for its line `ready:`" in result.stderr
 
 
