@@ -17,10 +17,10 @@ STAMP := .venv/.made-$(shell (pwd; cat requirements/dev.lock pyproject.toml) 2>/
 COMPILE = .venv/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 	--custom-compile-command "make lock" pyproject.toml
 
-.PHONY: help venv up dev test lint fmt verify generate bench lock clean
+.PHONY: help venv up dev test e2e cluster-build lint fmt verify generate bench lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 venv: $(STAMP) ## make or refresh .venv from requirements/dev.lock
 	@:
@@ -52,6 +52,12 @@ test: venv lint verify ## lint, generated files, then every test
 	$(SAY) "tests"
 	@$(PY) -m pytest -q -n 0
 
+e2e: venv ## end-to-end tests on a real cluster, without Docker (the first time builds it: a quarter of an hour)
+	@$(PY) -m tests.cluster test
+
+cluster-build: venv ## what a test cluster is made of, into the user's cache
+	@$(PY) -m tests.cluster build
+
 lint: venv ## ruff, formatting, types, layers
 	$(SAY) "ruff"
 	@.venv/bin/ruff check -q --output-format concise .
@@ -78,9 +84,10 @@ bench: venv ## benchmarks; results as JSON in bench/results
 lock: venv ## choose the newest allowed versions anew
 	$(SAY) "requirements/dev.lock (everything)"
 	@$(COMPILE) --all-extras -U -o requirements/dev.lock
-	$(SAY) "requirements/operator.lock, requirements/sidecar.lock (the same versions, for images)"
+	$(SAY) "requirements/operator.lock, sidecar.lock, examples.lock (the same versions, for images)"
 	@$(COMPILE) --extra operator -c requirements/dev.lock -o requirements/operator.lock
 	@$(COMPILE) -c requirements/dev.lock -o requirements/sidecar.lock
+	@$(COMPILE) --extra examples -c requirements/dev.lock -o requirements/examples.lock
 	@! grep -nE '://' requirements/*.lock
 
 clean: ## remove what tools made; keeps .venv

@@ -265,7 +265,8 @@ class WaitAnswer(Body, kw_only=True):
 
 class Spawn(Body, tag="spawn", tag_field="op", kw_only=True):
     """Starts a child run, or finds the one that was started under the same key. ``pool`` empty: the parent's. ``spec`` may hold any
-    field of an AgentRun's spec but agent, input and objective. Answer: :class:`Spawned`."""
+    field of an AgentRun's spec but agent, input and objective. ``recording``: whether the child of a run that has a resource of the
+    cluster gets one as well. Answer: :class:`Spawned`."""
 
     key: Key
     pool: str = ""
@@ -274,6 +275,7 @@ class Spawn(Body, tag="spawn", tag_field="op", kw_only=True):
     input: Raw = NULL
     spec: dict[str, Any] = {}
     policy: Literal["cancel", "detach", "fail_parent"] = "cancel"
+    recording: Literal["Resource", "StoreOnly"] = "Resource"
     fingerprint: str | None = None
 
 

@@ -1,4 +1,4 @@
-"""``perdure-operator ROLE``: gateway, migrate. One image, one program, a role each."""
+"""``perdure-operator ROLE``: gateway, migrate, wait-for-schema. One image, one program, a role each."""
 
 from __future__ import annotations
 
@@ -6,25 +6,45 @@ import asyncio
 import os
 import sys
 
+import stamina
 import uvloop
 
-from perdure_operator.config import ConfigError, GatewayConfig, required
-from perdure_operator.domain.errors import PerdureError
+from perdure_operator.config import ConfigError, GatewayConfig, OperatorConfig, required, watch_namespaces
+from perdure_operator.domain.errors import PerdureError, Unavailable
 from perdure_operator.observability.logging import configure
-from perdure_operator.store.migrate import migrate
-from perdure_operator.wiring import run_gateway
+from perdure_operator.store.migrate import SchemaBehind, migrate, require_schema
+from perdure_operator.wiring import run_gateway, run_operator, run_release
 
 USAGE = """usage: perdure-operator ROLE
 
 roles:
-  gateway   serves pods and people (PERDURE_DSN, PERDURE_LISTEN, PERDURE_TOKEN_SECRET_FILE, PERDURE_LEASE_SECONDS)
-  migrate   brings the database to this version (PERDURE_DSN)
+  gateway          serves pods and people (PERDURE_DSN, PERDURE_LISTEN, PERDURE_METRICS_LISTEN, PERDURE_LEASE_SECONDS,
+                   PERDURE_AUTH=kubernetes|local, PERDURE_TOKEN_AUDIENCE, PERDURE_TOKEN_SECRET_FILE,
+                   PERDURE_TLS_CERT_FILE, PERDURE_TLS_KEY_FILE)
+  operator         follows the resources of the cluster (PERDURE_DSN, PERDURE_SIDECAR_IMAGE, PERDURE_GATEWAY_URL, PERDURE_GATEWAY_CA_FILE,
+                   PERDURE_WATCH_NAMESPACES, PERDURE_INLINE_TEMPLATES, PERDURE_METRICS_LISTEN, PERDURE_RESYNC_SECONDS)
+  release-finalizers  lets go of all AgentRuns, before an uninstall (PERDURE_WATCH_NAMESPACES)
+  migrate          brings the database to this version, as soon as it answers (PERDURE_DSN)
+  wait-for-schema  ends when the database is at this version (PERDURE_DSN)
 """
+DATABASE_PATIENCE_SECONDS = 300.0
+"""A database that is installed together with Perdure needs its time."""
 
 
 async def _migrate() -> None:
-    applied = await migrate(required(os.environ, "PERDURE_DSN"))
-    sys.stdout.write(f"applied: {', '.join(applied) or 'nothing, the schema is current'}\n")
+    dsn = required(os.environ, "PERDURE_DSN")
+    async for attempt in stamina.retry_context(Unavailable, attempts=None, timeout=DATABASE_PATIENCE_SECONDS, wait_max=2.0):
+        with attempt:
+            applied = await migrate(dsn)
+            sys.stdout.write(f"applied: {', '.join(applied) or 'nothing, the schema is current'}\n")
+
+
+async def _wait_for_schema() -> None:
+    dsn = required(os.environ, "PERDURE_DSN")
+    async for attempt in stamina.retry_context((Unavailable, SchemaBehind), attempts=None, timeout=None, wait_max=2.0):
+        with attempt:
+            await require_schema(dsn)
+    sys.stdout.write("the schema is current\n")
 
 
 def main() -> None:
@@ -35,6 +55,13 @@ def main() -> None:
             uvloop.run(run_gateway(GatewayConfig.from_env()))
         elif role == "migrate":
             asyncio.run(_migrate())
+        elif role == "wait-for-schema":
+            asyncio.run(_wait_for_schema())
+        elif role == "operator":
+            # Not uvloop: its watch runs in a thread with a loop of its own.
+            asyncio.run(run_operator(OperatorConfig.from_env()))
+        elif role == "release-finalizers":
+            asyncio.run(run_release(watch_namespaces(os.environ)))
         else:
             sys.exit(USAGE)
     except (ConfigError, PerdureError, OSError) as error:

@@ -4,39 +4,128 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import structlog
 from aiohttp import web
 
-from perdure_operator.config import GatewayConfig
+from perdure_operator.config import Address, ConfigError, GatewayConfig, OperatorConfig, TlsFiles
+from perdure_operator.controllers.operator import Operator, OperatorSettings
+from perdure_operator.controllers.probes import probes
+from perdure_operator.controllers.release import release_finalizers
 from perdure_operator.gateway.app import Gateway
-from perdure_operator.gateway.auth import LocalTokens, load_secret
+from perdure_operator.gateway.auth import Authenticator, LocalTokens, load_secret
+from perdure_operator.gateway.kubernetes_auth import KubernetesAuthenticator
+from perdure_operator.gateway.tls import Certificate
+from perdure_operator.kube.client import KubeClient, KubeSettings
+from perdure_operator.kube.specs.pod import PodSettings
+from perdure_operator.services.elector import Elector
+from perdure_operator.store.resources import Resources
 from perdure_operator.store.store import Store
 
 log = structlog.get_logger(__name__)
 SHUTDOWN_SECONDS = 5.0
+OPERATOR_CONNECTIONS = 12
+API_RATE, API_BURST = 300.0, 300
+"""Requests a second of one process to the apiserver, whose priority and fairness decides beyond that."""
 
 
 async def run_gateway(config: GatewayConfig) -> None:
     """Serves until SIGTERM or SIGINT. A background loop that breaks ends it with that error."""
-    store = await Store.connect(config.dsn, connections=config.connections, prepared_statements=config.prepared_statements)
-    gateway = Gateway(store, config.name, LocalTokens(load_secret(config.token_secret_file)), lease_seconds=config.lease_seconds)
-    runner = web.AppRunner(gateway.application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
-    await runner.setup()
+    certificate = _certificate(config.tls) if config.tls else None
+    stop = _stop_signals()
+    async with AsyncExitStack() as parts:
+        store = await Store.connect(config.dsn, connections=config.connections, prepared_statements=config.prepared_statements)
+        parts.push_async_callback(store.close)
+        authenticator = await _authenticator(config, store, parts)
+        gateway = Gateway(store, config.name, authenticator, lease_seconds=config.lease_seconds)
+        if config.metrics_listen:
+            await parts.enter_async_context(_serving(gateway.probes(), config.metrics_listen))
+        tls = certificate.context if certificate else None
+        address = await parts.enter_async_context(_serving(gateway.application(), config.listen, tls))
+        loops = await parts.enter_async_context(_running(gateway.run_loops(), *([certificate.run()] if certificate else [])))
+        log.info("gateway ready", name=config.name, address=address, tls=tls is not None)
+        stopped = asyncio.create_task(stop.wait())
+        ended, _ = await asyncio.wait({*loops, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+
+
+async def run_operator(config: OperatorConfig) -> None:
+    """Stands by or leads until SIGTERM or SIGINT; then gives the lead back."""
+    stop = _stop_signals()
+    async with AsyncExitStack() as parts:
+        store = await Store.connect(config.dsn, connections=OPERATOR_CONNECTIONS)
+        parts.push_async_callback(store.close)
+        kube = await parts.enter_async_context(await KubeClient.connect(settings=KubeSettings(rate=API_RATE, burst=API_BURST)))
+        pods = PodSettings(
+            sidecar_image=config.sidecar_image, gateway_urls=(config.gateway_url,), gateway_ca=config.gateway_ca or "",
+            sidecar_pull_policy=config.sidecar_pull_policy,
+        )  # fmt: skip
+        settings = OperatorSettings(pods, config.watch_namespaces, config.inline_templates, config.resync_seconds)
+        elector = Elector(Resources(store), config.name, lambda term: Operator(store, kube, settings).lead(term))
+        if config.metrics_listen:
+            await parts.enter_async_context(_serving(probes(store, elector), config.metrics_listen))
+        loops = await parts.enter_async_context(_running(elector.run()))
+        log.info("operator ready", name=config.name)
+        stopped = asyncio.create_task(stop.wait())
+        ended, _ = await asyncio.wait({*loops, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+
+
+async def run_release(namespaces: Sequence[str]) -> None:
+    async with await KubeClient.connect() as kube:
+        await release_finalizers(kube, namespaces)
+
+
+def _stop_signals() -> asyncio.Event:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    loops = asyncio.create_task(gateway.run_loops())
+    return stop
+
+
+@asynccontextmanager
+async def _running(*loops: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
+    tasks = [asyncio.create_task(loop) for loop in loops]
     try:
-        site = web.TCPSite(runner, config.host, config.port, backlog=1024)
-        await site.start()
-        log.info("gateway ready", name=config.name, address=runner.addresses[0])
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({loops, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if loops.done():
-            loops.result()
+        yield tasks
     finally:
-        loops.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _serving(app: web.Application, at: Address, tls: ssl.SSLContext | None = None) -> AsyncIterator[object]:
+    """Gives the address that was bound. Raises OSError."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, at.host, at.port, backlog=1024, ssl_context=tls).start()
+        yield runner.addresses[0]
+    finally:
         await runner.cleanup()
-        await asyncio.gather(loops, return_exceptions=True)
-        await store.close()
+
+
+def _certificate(files: TlsFiles) -> Certificate:
+    try:
+        return Certificate(files.certificate, files.key)
+    except OSError as error:
+        raise ConfigError(f"PERDURE_TLS_CERT_FILE and PERDURE_TLS_KEY_FILE are no certificate and its key: {error}") from error
+
+
+async def _authenticator(config: GatewayConfig, store: Store, parts: AsyncExitStack) -> Authenticator:
+    if config.auth == "kubernetes":
+        kube = await parts.enter_async_context(await KubeClient.connect(settings=KubeSettings(rate=API_RATE, burst=API_BURST)))
+        return KubernetesAuthenticator(kube, store, audience=config.token_audience)
+    if config.token_secret_file is None:
+        raise ConfigError("PERDURE_AUTH is local: set PERDURE_TOKEN_SECRET_FILE")
+    try:
+        return LocalTokens(load_secret(config.token_secret_file))
+    except ValueError as error:
+        raise ConfigError(f"PERDURE_TOKEN_SECRET_FILE: {error}") from error

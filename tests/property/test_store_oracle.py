@@ -334,6 +334,21 @@ class StoreAgainstOracle(RuleBasedStateMachine):
         run = self.pick(n)
         self.do(*(Control(run.id, verb, {}, None, self.mint()) for verb in verbs), direct=direct)
 
+    @options(
+        n=FEW,
+        state=("Running", "Running", "Suspended", "Suspended", "Cancelled"),
+        priority=(0, 0, 3, -2),
+        active=(None, None, 60_000),
+        deadline=(None, None, 300),
+    )
+    def spec(self, n: int, state: str, priority: int, active: int | None, deadline: int | None) -> None:
+        body = {"generation": 2, "desiredState": state, "priority": priority, "activeLimitMs": active, "deadlineSeconds": deadline}
+        self.do(Control(self.pick(n).id, "spec", body))
+
+    @options(n=FEW)
+    def detach(self, n: int) -> None:
+        self.do(Control(self.pick(n).id, "detach", {}))
+
     @options(n=FEW, old=MAYBE, silent=(0, 0, 0, 30), weight=(None, *Weight))
     def expire(self, n: int, old: bool, silent: int, weight: Weight | None) -> None:
         run = self.worker(n)

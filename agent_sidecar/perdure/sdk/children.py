@@ -123,6 +123,7 @@ def spawning(
     summary: str,
     spec: Mapping[str, Any] | None,
     policy: Literal["cancel", "detach", "fail_parent"],
+    recording: Literal["Resource", "StoreOnly"],
     result: Any,
     key: str | None,
 ) -> Spawning[Any]:
@@ -136,6 +137,7 @@ def spawning(
         input=msgspec.Raw(data),
         spec=dict(spec or {}),
         policy=policy,
+        recording=recording,
         fingerprint=fingerprint({"pool": pool, "objective": objective, "input": msgspec.Raw(data)}),
     )
     return Spawning(here, claim, body, codec_of(result))

@@ -153,11 +153,13 @@ class Run(RunFacts):
         summary: str = "",
         spec: Mapping[str, Any] | None = None,
         policy: Literal["cancel", "detach", "fail_parent"] = "cancel",
+        recording: Literal["Resource", "StoreOnly"] = "Resource",
         result: type[T] | Any = Any,
         key: str | None = None,
     ) -> Spawning[T]:
         """Starts a child run; await it for the child, or ``.join()`` it. ``pool`` empty: this run's own. ``result``: type of its output.
-        ``policy``: what becomes of the child when this run ends. Raises Refused, InputChanged, RunCancelled."""
+        ``policy``: what becomes of the child when this run ends. ``recording``: StoreOnly spares the cluster a resource for it; for wide
+        fan-out. Raises Refused, InputChanged, RunCancelled."""
         return spawning(
             self._here(),
             pool=pool,
@@ -166,6 +168,7 @@ class Run(RunFacts):
             summary=summary,
             spec=spec,
             policy=policy,
+            recording=recording,
             result=result,
             key=key,
         )

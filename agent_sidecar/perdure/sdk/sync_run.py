@@ -69,12 +69,21 @@ class SyncRun(RunFacts):
         summary: str = "",
         spec: Mapping[str, Any] | None = None,
         policy: Literal["cancel", "detach", "fail_parent"] = "cancel",
+        recording: Literal["Resource", "StoreOnly"] = "Resource",
         result: type[T] | Any = Any,
         key: str | None = None,
     ) -> Child[T]:
         """Starts the child at once; ``run.join([child])`` waits for it."""
         started = self._run.spawn(
-            pool=pool, input=input, objective=objective, summary=summary, spec=spec, policy=policy, result=result, key=key
+            pool=pool,
+            input=input,
+            objective=objective,
+            summary=summary,
+            spec=spec,
+            policy=policy,
+            recording=recording,
+            result=result,
+            key=key,
         )
         return self.block_on(started)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -31,10 +32,11 @@ class GatewayAddress(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """``port`` None: no TCP listener; 0: any free one. ``socket`` None: no unix socket. ``socket_required``: it was asked for by name,
-    so that it cannot be bound is an error."""
+    """``tls``: whom the gateways have to convince; None when none of them is ``https``. ``port`` None: no TCP listener; 0: any free one.
+    ``socket`` None: no unix socket. ``socket_required``: it was asked for by name, so that it cannot be bound is an error."""
 
     gateways: tuple[GatewayAddress, ...]
+    tls: ssl.SSLContext | None = None
     token_file: Path | None = None
     socket: Path | None = Path(DEFAULT_SOCKET)
     socket_required: bool = False
@@ -61,8 +63,10 @@ def from_environment(env: Mapping[str, str]) -> Settings:
     if level not in LOG_LEVELS:
         raise ConfigError(f"PERDURE_LOG_LEVEL is {level!r}; it may be one of {', '.join(LOG_LEVELS)}")
     socket = env.get("PERDURE_SOCKET") or DEFAULT_SOCKET
+    gateways = tuple(_address(url) for url in urls)
     settings = Settings(
-        gateways=tuple(_address(url) for url in urls),
+        gateways=gateways,
+        tls=_trust(env.get("PERDURE_GATEWAY_CA", "")) if any(gateway.tls for gateway in gateways) else None,
         token_file=_path(env, "PERDURE_TOKEN_FILE"),
         socket=None if socket == "off" else Path(socket),
         socket_required="PERDURE_SOCKET" in env,
@@ -77,6 +81,17 @@ def from_environment(env: Mapping[str, str]) -> Settings:
     if settings.socket is None and settings.port is None:
         raise ConfigError("PERDURE_SOCKET and PERDURE_PORT are both off; the agent could not reach its sidecar")
     return settings
+
+
+def _trust(authorities: str) -> ssl.SSLContext:
+    """Exactly these authorities when there are any, else the system's: a cluster's own gateway is not to be vouched for by strangers.
+    Made once, because reading the system's takes longer than a handshake."""
+    if not authorities.strip():
+        return ssl.create_default_context()
+    try:
+        return ssl.create_default_context(cadata=authorities)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"PERDURE_GATEWAY_CA holds no certificates in PEM format: {error}") from None
 
 
 def _path(env: Mapping[str, str], name: str) -> Path | None:

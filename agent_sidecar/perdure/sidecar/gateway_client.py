@@ -52,7 +52,7 @@ class GatewayClient:
                 address = gateways[turn % len(gateways)]
                 turn += 1
                 try:
-                    link = self._link = await connect(address, self._settings.token(), self._endpoint)
+                    link = self._link = await connect(address, self._settings.token(), self._endpoint, self._settings.tls)
                 except (OSError, TimeoutError, GatewayRefusedError) as error:
                     self.failures += 1
                     log.warning("no connection to a gateway", extra={"gateway": address.url, "error": str(error) or type(error).__name__})

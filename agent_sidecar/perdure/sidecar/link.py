@@ -38,6 +38,16 @@ class GatewayRefusedError(Exception):
         self.status = status
 
 
+class GatewayUntrustedError(OSError):
+    """What answered showed a certificate that does not prove it to be the gateway. It was told nothing, the token least of all."""
+
+    code = "gateway-untrusted"
+    retryable = True
+
+    def __init__(self, address: GatewayAddress, reason: str) -> None:
+        super().__init__(f"the certificate of {address.host} is not to be trusted: {reason.rstrip('.')} (see PERDURE_GATEWAY_CA)")
+
+
 class Endpoint(Protocol):
     """Who uses links, one at a time. ``on_connected`` comes first, ``on_disconnected`` last and once; between them frames in order."""
 
@@ -186,15 +196,16 @@ class Link(asyncio.Protocol):
         self._end(f"closed by the gateway: {code} {reason}".rstrip())
 
 
-async def connect(address: GatewayAddress, token: str | None, endpoint: Endpoint) -> Link:
-    """Raises OSError, TimeoutError, GatewayRefusedError."""
+async def connect(address: GatewayAddress, token: str | None, endpoint: Endpoint, tls: ssl.SSLContext | None = None) -> Link:
+    """``tls`` is for an ``https`` address. Raises OSError (GatewayUntrustedError among them), TimeoutError, GatewayRefusedError."""
     loop = asyncio.get_running_loop()
     link = Link(address, token, endpoint)
-    context = ssl.create_default_context() if address.tls else None
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            await loop.create_connection(lambda: link, address.host, address.port, ssl=context)
+            await loop.create_connection(lambda: link, address.host, address.port, ssl=tls if address.tls else None)
             await link.opened
+    except ssl.SSLCertVerificationError as error:
+        raise GatewayUntrustedError(address, error.verify_message) from error
     except BaseException:
         link.abort("not opened")
         if link.opened.done() and not link.opened.cancelled():

@@ -74,13 +74,20 @@ class Gateway:
                 *Runs(self._store, self._batcher, self._pools, self._dispatcher).routes(),
                 *History(self._store).routes(),
                 *PoolRoutes(self._store, self._pools).routes(),
-                web.get("/healthz", self._alive),
-                web.get("/readyz", self._ready),
-                web.get("/metrics", self._metrics),
+                *self._probes(),
                 web.get("/openapi.json", self._openapi),
             ]
         )
         return app
+
+    def probes(self) -> web.Application:
+        """Only what kubelets and scrapers ask, for a listener of its own without TLS: they have neither our authority nor a token."""
+        app = web.Application(middlewares=[problems])
+        app.add_routes(self._probes())
+        return app
+
+    def _probes(self) -> list[web.RouteDef]:
+        return [web.get("/healthz", self._alive), web.get("/readyz", self._ready), web.get("/metrics", self._metrics)]
 
     # ---------------------------------------------------------------------------------------------------------- joints
 

@@ -182,7 +182,7 @@ def _spawn(held: Held, pools: Pools, body: wire.Spawn) -> Control:
     return Control(
         held.run,
         "spawn",
-        {"key": _key(body.key), "fingerprint": body.fingerprint, "run": child.columns},
+        {"key": _key(body.key), "fingerprint": body.fingerprint, "recording": body.recording, "run": child.columns},
         held.fence,
         payload=child.input,
         payload_run=child.run_id,

@@ -16,7 +16,7 @@ import yaml
 
 from perdure_operator.domain.errors import PerdureError
 from perdure_operator.kube.api.problems import InvalidManifest, Loc
-from perdure_operator.kube.api.v1alpha1 import AgentPool, AgentRun, Manifest, parse_manifest
+from perdure_operator.kube.api.v1alpha1 import AgentPool, AgentRun, Manifest, Trigger, parse_manifest
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -142,9 +142,12 @@ def _document(loader: _Loader, node: yaml.Node, file: Path, number: int) -> Mani
     if doubles := [Mistake(file, f"the key {key!r} stands twice in one mapping", line, number) for key, line in _duplicates(node)]:
         return doubles
     try:
-        return parse_manifest(loader.construct_document(node))
+        manifest = parse_manifest(loader.construct_document(node))
     except InvalidManifest as invalid:
         return [Mistake(file, str(p), _line(node, p.loc), number) for p in invalid.problems]
+    if isinstance(manifest, Trigger):
+        return [Mistake(file, "a Trigger fires on a cluster only: `kubectl apply` it there", node.start_mark.line + 1, number)]
+    return manifest
 
 
 def _line(node: yaml.Node, loc: Loc) -> int:

@@ -18,11 +18,10 @@ REAPER_HOLDS = Counter("perdure_reaper_holds_total", "Times that the reaper expi
 PODS = Gauge("perdure_connected_pods", "Pods connected to this gateway", ["state"])
 OPERATIONS = Counter("perdure_operations_total", "Operations answered", ["kind", "code"])
 UNKNOWN_EFFECTS = Counter("perdure_unknown_effects_total", "Effects that became UNKNOWN")
+REVIEWS = Counter("perdure_reviews_total", "Questions of who and what (token, access): yes, no, failed, kept", ["kind", "result"])
 
 # The operator's.
 LEADING = Gauge("perdure_operator_leading", "1 in the replica that leads")
 PODS_CREATED = Counter("perdure_pods_created_total", "Worker pods created", ["namespace"])
 POD_ENDINGS = Counter("perdure_pod_endings_total", "Worker pods that ended, by what the kubelet said", ["reason"])
 RESYNC_HOLDS = Counter("perdure_resync_holds_total", "Times that unusually many resources were missing and no run was cancelled")
-WATCH_AGE = Gauge("perdure_watch_event_age_seconds", "Since the last event of any watch")
-PROJECTIONS = Counter("perdure_status_writes_total", "Statuses written")

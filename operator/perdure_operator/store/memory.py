@@ -19,7 +19,18 @@ from perdure_operator.domain.lease import Weight, weight
 from perdure_operator.domain.run import Effect, Event, State
 from perdure_operator.domain.transitions import transition
 from perdure_operator.store.memory_ledger import LedgerRules
-from perdure_operator.store.memory_records import APPLIED, LOGGED, Answer, Condition, Fired, Pod, Run, Wait, Wakeup
+from perdure_operator.store.memory_records import (
+    APPLIED,
+    LOGGED,
+    SECONDS_PER_PRIORITY,
+    Answer,
+    Condition,
+    Fired,
+    Pod,
+    Run,
+    Wait,
+    Wakeup,
+)
 from perdure_operator.store.operations import Control, Fence, JournalStep, Outcome
 
 LAST_WORDS = timedelta(seconds=5)
@@ -125,6 +136,7 @@ class Oracle(LedgerRules):
         match effect:
             case Effect.GRANT:
                 run.epoch, run.holder, run.beat_at, run.wake_due = run.epoch + 1, pod, self.now, False
+                run.started_at = run.started_at or self.now
                 seconds = run.columns.get("deadline_seconds")
                 if run.deadline_at is None and seconds is not None:
                     run.deadline_at = self.now + timedelta(seconds=seconds)
@@ -404,6 +416,31 @@ class Oracle(LedgerRules):
         return {"state": run.state}
 
     _cancel = _pause = _resume = _verb
+
+    def _spec(self, run: Run, op: Control) -> Answer:
+        """The resource's spec, as a whole, over whatever it was before."""
+        body = op.body
+        if run.state.terminal:
+            return {"state": run.state}
+        run.rank -= (body["priority"] - run.columns.get("priority", 0)) * SECONDS_PER_PRIORITY
+        run.columns |= {"priority": body["priority"], "active_limit_ms": body["activeLimitMs"], "deadline_seconds": body["deadlineSeconds"]}
+        limited = run.started_at is not None and body["deadlineSeconds"] is not None
+        run.deadline_at = run.started_at + timedelta(seconds=body["deadlineSeconds"]) if limited and run.started_at else None
+        paused = body["desiredState"] == "Suspended"
+        if paused != run.spec_paused:
+            run.spec_paused = paused
+            run.record("run.pause_requested" if paused else "run.resume_requested")
+        if body["desiredState"] == "Cancelled" and not run.cancel_requested:
+            self._request_cancel(run)
+            run.record("run.cancel_requested")
+        self._settle(run)
+        return {"state": run.state}
+
+    def _detach(self, run: Run, op: Control) -> Answer:
+        if run.columns.get("parent_policy", "cancel") != "detach" and not run.state.terminal:
+            run.columns["parent_policy"] = "detach"
+            run.record("run.detached")
+        return {}
 
     # ------------------------------------------------------------------------------------------------------ leases and pods
 

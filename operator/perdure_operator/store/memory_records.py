@@ -118,6 +118,7 @@ class Run:
     cancel_due: datetime | None = None
     paused: bool = False
     wake_due: bool = False
+    started_at: datetime | None = None
     deadline_at: datetime | None = None
     active_used: timedelta = timedelta()
     result: bytes | None = None

@@ -4,19 +4,35 @@
 new schema). Functions (``sql/*.sql``) are ``create or replace``, so they need no numbers. Everything happens in one transaction under an
 advisory lock: two migrators wait for each other, and a failure changes nothing. (A session lock would not survive PgBouncer; this one
 belongs to the transaction.)
+
+``require_schema`` is for those who must not start before that. The functions count as one more migration there, named after their
+content: new code with the numbered migrations of its predecessor would otherwise meet old functions.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Literal
+from typing import ClassVar, Literal
 
 import asyncpg
 
+from perdure_operator.domain.errors import PerdureError
+from perdure_operator.store.errors import translated
+
 _LOCK = 0x7065726475  # "perdu"
 _NAME = re.compile(r"^(\d{4})_\w+\.(pre|post)\.sql$")
+
+
+class SchemaBehind(PerdureError):
+    """The database is not at this version yet."""
+
+    code: ClassVar[str] = "schema-behind"
+    status: ClassVar[int] = 503
+    retryable: ClassVar[bool] = True
+    action: ClassVar[str] = "Run `perdure-operator migrate` of this version."
 
 
 @dataclass(frozen=True)
@@ -44,26 +60,60 @@ def functions() -> list[tuple[str, str]]:
 
 
 async def migrate(dsn: str, phase: Literal["pre", "post", "all"] = "all") -> list[str]:
-    """Applies what is missing and gives the names of the migrations that were applied. Safe to call at any time, from anywhere."""
-    connection = await asyncpg.connect(dsn)
-    try:
-        async with connection.transaction():
-            await connection.execute(f"select pg_advisory_xact_lock({_LOCK})")
-            await connection.execute("create schema if not exists perdure")
-            await connection.execute(
-                "create table if not exists perdure.migrations (name text primary key, applied_at timestamptz not null default now())"
-            )
-            done = {row["name"] for row in await connection.fetch("select name from perdure.migrations")}
-            applied = []
-            for migration in migrations():
-                if migration.name in done or phase not in ("all", migration.phase):
-                    continue
-                await connection.execute(migration.sql)
-                await connection.execute("insert into perdure.migrations (name) values ($1)", migration.name)
-                applied.append(migration.name)
-            await connection.execute("set local check_function_bodies = off")
-            for _, sql in functions():
-                await connection.execute(sql)
-            return applied
-    finally:
-        await connection.close()
+    """Applies what is missing and gives the names of the migrations that were applied. Safe to call at any time, from anywhere.
+
+    Raises Unavailable, StoreError.
+    """
+    with translated():
+        connection = await asyncpg.connect(dsn)
+        try:
+            async with connection.transaction():
+                return await _migrate(connection, phase)
+        finally:
+            await connection.close()
+
+
+async def require_schema(dsn: str) -> None:
+    """Raises SchemaBehind when something is missing that this version needs; Unavailable, StoreError."""
+    with translated():
+        connection = await asyncpg.connect(dsn)
+        try:
+            made = await connection.fetchval("select to_regclass('perdure.migrations') is not null")
+            done = await _applied(connection) if made else frozenset()
+        finally:
+            await connection.close()
+    needed = [*(migration.name for migration in migrations() if migration.phase == "pre"), _functions_name()]
+    if missing := [name for name in needed if name not in done]:
+        raise SchemaBehind(f"the database lacks {', '.join(missing)}")
+
+
+async def _migrate(connection: asyncpg.Connection, phase: Literal["pre", "post", "all"]) -> list[str]:
+    await connection.execute(f"select pg_advisory_xact_lock({_LOCK})")
+    await connection.execute("create schema if not exists perdure")
+    await connection.execute(
+        "create table if not exists perdure.migrations (name text primary key, applied_at timestamptz not null default now())"
+    )
+    done = await _applied(connection)
+    applied = []
+    for migration in migrations():
+        if migration.name in done or phase not in ("all", migration.phase):
+            continue
+        await connection.execute(migration.sql)
+        await connection.execute("insert into perdure.migrations (name) values ($1)", migration.name)
+        applied.append(migration.name)
+    await connection.execute("set local check_function_bodies = off")
+    for _, sql in functions():
+        await connection.execute(sql)
+    await connection.execute(
+        "insert into perdure.migrations (name) values ($1) on conflict (name) do update set applied_at = now()", _functions_name()
+    )
+    return applied
+
+
+async def _applied(connection: asyncpg.Connection) -> frozenset[str]:
+    return frozenset(row["name"] for row in await connection.fetch("select name from perdure.migrations"))
+
+
+def _functions_name() -> str:
+    digest = hashlib.sha256("\n".join(sql for _, sql in functions()).encode())
+    return f"functions-{digest.hexdigest()[:16]}"

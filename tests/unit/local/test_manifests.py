@@ -75,7 +75,7 @@ def test_every_mistake_has_its_line(tmp_path: Path) -> None:
     assert mistakes(file) == [
         f'{file}:9: spec.priority: must be a whole number, got "high"',
         f"{file}:8: spec.retry.maxRetrys: unknown field; did you mean maxRetries?",
-        f"{file}:18: spec.capacity: minIdle (9) is larger than maxIdle (1) (document 2)",
+        f"{file}:18: spec.capacity: minIdle is larger than maxIdle (document 2)",
     ]
 
 

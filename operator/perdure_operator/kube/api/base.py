@@ -2,16 +2,28 @@
 
 A manifest comes from a person or from the API server, so a model is a contract: unknown fields are refused, every string, list and
 map has an upper bound, and values are not coerced (``maxSteps: "50"`` is an error, as on a cluster). Names are camelCase outside and
-snake_case inside. The docstring below a field becomes its description in the CRD.
+snake_case inside. The docstring below a field becomes its description in the CRD. A :class:`Rule` holds here and in the API server.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema, core_schema
 
 GROUP = "perdure.dev"
 VERSION = "v1alpha1"
@@ -59,10 +71,81 @@ Count = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Ident = Annotated[int, Field(ge=0, le=2_147_483_647)]
 
 
-def cel(*rules: tuple[str, str]) -> ConfigDict:
-    """Model configuration with CEL rules for the API server: (expression, message) each."""
-    validations: list[Any] = [{"rule": rule, "message": message} for rule, message in rules]
-    return ConfigDict(json_schema_extra={"x-kubernetes-validations": validations})
+T = TypeVar("T")
+RULES = "x-kubernetes-validations"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule in two tongues, with one message: CEL for the API server, Python for files and for the public API.
+
+    Annotates a field, or stands in :attr:`Model.rules`. The two must agree: tests/contract asks the API server, tests/unit the models.
+    """
+
+    cel: str
+    message: str
+    holds: Callable[[Any], bool]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**(found := handler(schema)), RULES: [*found.get(RULES, []), self.to_schema()]}
+
+    def check(self, value: T) -> T:
+        if not self.holds(value):
+            raise ValueError(self.message)
+        return value
+
+    def to_schema(self) -> dict[str, Any]:
+        return {"rule": self.cel, "message": self.message}
+
+
+def exactly_one(*fields: str) -> Rule:
+    """Of these fields (by their Python names) one is set."""
+    names = [to_camel(field) for field in fields]
+    if len(names) == 2:
+        expression = f"has(self.{names[0]}) != has(self.{names[1]})"
+    else:
+        expression = f"[{', '.join(f'has(self.{name})' for name in names)}].exists_one(given, given)"
+    return Rule(
+        expression,
+        f"set exactly one of {', '.join(names)}",
+        lambda model: sum(getattr(model, field) is not None for field in fields) == 1,
+    )
+
+
+def at_most_one(first: str, second: str) -> Rule:
+    one, other = to_camel(first), to_camel(second)
+    return Rule(
+        f"!(has(self.{one}) && has(self.{other}))",
+        f"set {one} or {other}, not both",
+        lambda model: getattr(model, first) is None or getattr(model, second) is None,
+    )
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """A list whose entries differ in ``keys`` (their names in JSON), or altogether. The API server merges such a list entry by entry."""
+
+    keys: tuple[str, ...] = ()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        merge = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(self.keys)} if self.keys else None
+        return {**handler(schema), **(merge or {"x-kubernetes-list-type": "set"})}
+
+    def check(self, entries: list[Any]) -> list[Any]:
+        seen = set()
+        for entry in entries:
+            identity = tuple(entry.to_json()[key] for key in self.keys) if self.keys else entry
+            if identity in seen:
+                shown = ", ".join(map(str, identity)) if isinstance(identity, tuple) else identity
+                raise ValueError(f"{shown} stands in it twice")
+            seen.add(identity)
+        return entries
 
 
 class Model(BaseModel):
@@ -79,6 +162,22 @@ class Model(BaseModel):
         use_attribute_docstrings=True,
         allow_inf_nan=False,
     )
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    """What the fields must be to one another."""
+
+    @model_validator(mode="after")
+    def _keeps_the_rules(self) -> Self:
+        for rule in self.rules:
+            rule.check(self)
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> dict[str, Any]:
+        found = handler(schema)
+        if cls.rules:
+            handler.resolve_ref_schema(found)[RULES] = [rule.to_schema() for rule in cls.rules]
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """The manifest form: camelCase, without what was left out."""

@@ -2,109 +2,155 @@
 
 An allow-list: what is not here is refused (no host namespaces, no hostPath, no privileged or root containers, no projected tokens),
 so that the right to create a pool or a run is not the right to create any pod. Names and nesting are those of Kubernetes.
+
+Containers, volumes and variables that Perdure adds have a prefix of their own that a template may not use, neither to take their place nor
+to mount them: the sidecar's token stays the sidecar's.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 
 from perdure_operator.kube.api.base import (
     GROUP,
     Annotations,
+    Distinct,
     DnsLabel,
     EnvName,
     Ident,
     Key,
     LabelKey,
     Labels,
-    LabelValue,
     Model,
     ObjectName,
     Path,
     Quantity,
+    Rule,
     Seconds,
     Short,
+    at_most_one,
+    exactly_one,
 )
+from perdure_operator.kube.api.scheduling import Affinity, Toleration, TopologySpreads
 
 AGENT_CONTAINER = "agent"
 SIDECAR_CONTAINER = "perdure-sidecar"
-"""Name of the container that the operator adds; a template may not use it."""
+"""Name of the container that the operator adds."""
+RESERVED_PREFIX = "perdure-"
+"""Begins the names of all containers and volumes that the operator adds."""
+_APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
+
+_OWN_NAME = Rule(
+    f"!self.startsWith('{RESERVED_PREFIX}')",
+    f"names that begin with {RESERVED_PREFIX} are for what Perdure adds to a pod; choose another name",
+    lambda name: not name.startswith(RESERVED_PREFIX),
+)
+_OWN_VARIABLE = Rule(
+    "!self.startsWith('PERDURE_')",
+    "names that begin with PERDURE_ are set by Perdure itself; choose another name",
+    lambda name: not name.startswith("PERDURE_"),
+)
+_OWN_CLASS = Rule(
+    "!self.startsWith('system-')",
+    "priority classes that begin with system- are for the cluster's own pods",
+    lambda name: not name.startswith("system-"),
+)
+
+
+def _reserved(key: str) -> bool:
+    domain = key.partition("/")[0]
+    return "/" in key and (domain == GROUP or domain.endswith("." + GROUP))
+
+
+_OWN_LABELS = Rule(
+    rf"self.all(key, !key.matches('^([^/]*[.])?{GROUP.replace('.', '[.]')}/'))",
+    f"labels and annotations of {GROUP} are reserved: Perdure itself sets them",
+    lambda labels: not any(map(_reserved, labels)),
+)
+_NO_APPARMOR = Rule(
+    f"self.all(key, !key.startsWith('{_APPARMOR}'))",
+    "AppArmor profiles are not chosen by annotation",
+    lambda annotations: not any(key.startswith(_APPARMOR) for key in annotations),
+)
 
 Text = Annotated[str, Field(max_length=32_768)]
+OwnName = Annotated[DnsLabel, _OWN_NAME]
 _FIELD_PATH = r"^(metadata\.(name|namespace|uid|(labels|annotations)\['.+'\])|spec\.nodeName|status\.podIP)$"
 Args = Annotated[list[Text], Field(max_length=200)]
 
 
 class LocalObjectReference(Model):
     name: ObjectName
+    """Name of the object, in the same namespace."""
 
 
 class KeySelector(Model):
     name: ObjectName
+    """Name of the object, in the same namespace."""
     key: Key
+    """The key in it."""
     optional: bool | None = None
+    """Whether the object or the key may be missing. Default false."""
 
 
 class FieldSelector(Model):
     field_path: Annotated[str, Field(max_length=400, pattern=_FIELD_PATH)]
+    """metadata.name, metadata.namespace, metadata.uid, metadata.labels['KEY'], metadata.annotations['KEY'], spec.nodeName, status.podIP."""
     api_version: Literal["v1"] | None = None
+    """Version of the pod's API; v1."""
 
 
 class EnvSource(Model):
     secret_key_ref: KeySelector | None = None
+    """A key of a Secret."""
     config_map_key_ref: KeySelector | None = None
+    """A key of a ConfigMap."""
     field_ref: FieldSelector | None = None
+    """A field of the pod itself."""
 
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if len(self.model_fields_set) != 1:
-            raise ValueError("set exactly one of secretKeyRef, configMapKeyRef, fieldRef")
-        return self
+    rules = (exactly_one("secret_key_ref", "config_map_key_ref", "field_ref"),)
 
 
 class EnvVar(Model):
-    name: EnvName
+    name: Annotated[EnvName, _OWN_VARIABLE]
+    """Name of the variable. Names that begin with PERDURE_ are reserved."""
     value: Text | None = None
+    """Its value; $(NAME) stands for another variable."""
     value_from: EnvSource | None = None
+    """Where the value comes from. Not together with value."""
 
-    @field_validator("name")
-    @classmethod
-    def _not_ours(cls, name: str) -> str:
-        if name.startswith("PERDURE_"):
-            raise ValueError("names that begin with PERDURE_ are set by Perdure itself; choose another name")
-        return name
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if self.value is not None and self.value_from is not None:
-            raise ValueError("set value or valueFrom, not both")
-        return self
+    rules = (at_most_one("value", "value_from"),)
 
 
 class OptionalReference(Model):
     name: ObjectName
+    """Name of the object, in the same namespace."""
     optional: bool | None = None
+    """Whether it may be missing. Default false."""
 
 
 class EnvFrom(Model):
     prefix: Annotated[str, Field(max_length=253)] | None = None
+    """Goes before each name."""
     config_map_ref: OptionalReference | None = None
+    """All keys of a ConfigMap."""
     secret_ref: OptionalReference | None = None
+    """All keys of a Secret."""
 
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if (self.config_map_ref is None) == (self.secret_ref is None):
-            raise ValueError("set exactly one of configMapRef, secretRef")
-        return self
+    rules = (exactly_one("config_map_ref", "secret_ref"),)
 
 
 class VolumeMount(Model):
-    name: DnsLabel
+    name: OwnName
+    """Name of one of the volumes."""
     mount_path: Path
+    """Where the container sees it."""
     sub_path: Path | None = None
+    """A path in the volume to mount instead of its root."""
     read_only: bool | None = None
+    """Whether the container may only read. Default false."""
 
 
 Resources = Annotated[dict[LabelKey, Quantity], Field(max_length=20)]
@@ -112,235 +158,228 @@ Resources = Annotated[dict[LabelKey, Quantity], Field(max_length=20)]
 
 class ResourceRequirements(Model):
     requests: Resources | None = None
+    """What the scheduler reserves, such as cpu: 500m."""
     limits: Resources | None = None
+    """What the container may use at most."""
 
 
 class Capabilities(Model):
     drop: Annotated[list[Short], Field(max_length=64)] | None = None
+    """Capabilities that the container does without. None can be added."""
 
 
 class SeccompProfile(Model):
     type: Literal["RuntimeDefault", "Localhost"]
+    """Which profile; Unconfined is not allowed."""
     localhost_profile: Path | None = None
+    """File of the profile below the kubelet's folder, for type Localhost."""
 
 
 class SecurityContext(Model):
-    """Only what Pod Security "restricted" allows."""
+    """Security settings; only those that Pod Security "restricted" allows."""
 
     allow_privilege_escalation: Literal[False] | None = None
+    """May only be false."""
     capabilities: Capabilities | None = None
+    """Linux capabilities; may only be dropped."""
     read_only_root_filesystem: bool | None = None
+    """Whether the container's own file system is read-only."""
     run_as_non_root: Literal[True] | None = None
+    """May only be true."""
     run_as_user: Annotated[int, Field(ge=1, le=2_147_483_647)] | None = None
+    """User id; not 0."""
     run_as_group: Ident | None = None
+    """Group id."""
     seccomp_profile: SeccompProfile | None = None
+    """System calls that are allowed."""
 
 
 class ContainerPort(Model):
     container_port: Annotated[int, Field(ge=1, le=65_535)]
+    """The port that the container listens on."""
     name: Annotated[str, Field(min_length=1, max_length=15, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] | None = None
+    """A name for it."""
     protocol: Literal["TCP", "UDP", "SCTP"] | None = None
+    """Default TCP."""
 
 
 class Container(Model):
-    name: DnsLabel
+    name: OwnName
+    """Name of the container; that of the agent is `agent`."""
     image: Annotated[str, Field(min_length=1, max_length=1024)]
+    """Name of the image."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When the image is pulled. Default: Always if its tag is latest, else IfNotPresent."""
     command: Args | None = None
+    """The program and its first arguments. Default: the image's entrypoint."""
     args: Args | None = None
+    """Arguments of the program. Default: the image's."""
     working_dir: Path | None = None
-    env: Annotated[list[EnvVar], Field(max_length=200)] | None = None
+    """Default: the image's."""
+    env: Annotated[list[EnvVar], Field(max_length=200), Distinct(("name",))] | None = None
+    """Variables of the environment."""
     env_from: Annotated[list[EnvFrom], Field(max_length=20)] | None = None
+    """Objects whose keys become variables of the environment."""
     ports: Annotated[list[ContainerPort], Field(max_length=20)] | None = None
+    """Ports that the container listens on; for information."""
     resources: ResourceRequirements | None = None
-    volume_mounts: Annotated[list[VolumeMount], Field(max_length=50)] | None = None
+    """What the container needs, and how much it may use."""
+    volume_mounts: Annotated[list[VolumeMount], Field(max_length=50), Distinct(("mountPath",))] | None = None
+    """Volumes that the container sees."""
     security_context: SecurityContext | None = None
-
-    @field_validator("name")
-    @classmethod
-    def _not_ours(cls, name: str) -> str:
-        if name == SIDECAR_CONTAINER:
-            raise ValueError(f"{SIDECAR_CONTAINER} is the container that Perdure adds; choose another name")
-        return name
 
 
 class InitContainer(Container):
     restart_policy: Literal["Always"] | None = None
-    """``Always`` makes it a native sidecar."""
+    """`Always` makes it a native sidecar."""
 
 
 class KeyToPath(Model):
     key: Key
+    """The key in the object."""
     path: Path
+    """The file's path in the volume."""
     mode: Annotated[int, Field(ge=0, le=0o777)] | None = None
+    """The file's mode, in YAML octal (0644) or decimal."""
 
 
 Items = Annotated[list[KeyToPath], Field(max_length=100)]
+Mode = Annotated[int, Field(ge=0, le=0o777)]
 
 
 class EmptyDir(Model):
+    """A folder that lives as long as the pod."""
+
     medium: Literal["", "Memory"] | None = None
+    """Memory: a tmpfs, counted as the container's memory."""
     size_limit: Quantity | None = None
+    """How much may be in it, such as 1Gi."""
 
 
 class ConfigMapVolume(Model):
     name: ObjectName
+    """Name of the ConfigMap."""
     items: Items | None = None
-    default_mode: Annotated[int, Field(ge=0, le=0o777)] | None = None
+    """Which keys become files, and where; left out, all."""
+    default_mode: Mode | None = None
+    """Mode of the files. Default 0644."""
     optional: bool | None = None
+    """Whether it may be missing. Default false."""
 
 
 class SecretVolume(Model):
     secret_name: ObjectName
+    """Name of the Secret."""
     items: Items | None = None
-    default_mode: Annotated[int, Field(ge=0, le=0o777)] | None = None
+    """Which keys become files, and where; left out, all."""
+    default_mode: Mode | None = None
+    """Mode of the files. Default 0644."""
     optional: bool | None = None
+    """Whether it may be missing. Default false."""
 
 
 class ClaimVolume(Model):
     claim_name: ObjectName
+    """Name of the PersistentVolumeClaim."""
     read_only: bool | None = None
+    """Default false."""
 
 
 class Volume(Model):
-    name: DnsLabel
+    name: OwnName
+    """The name that volumeMounts refer to."""
     empty_dir: EmptyDir | None = None
+    """A folder that lives as long as the pod."""
     config_map: ConfigMapVolume | None = None
+    """The keys of a ConfigMap as files."""
     secret: SecretVolume | None = None
+    """The keys of a Secret as files."""
     persistent_volume_claim: ClaimVolume | None = None
+    """A volume that outlives the pod."""
 
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if len(self.model_fields_set - {"name"}) != 1:
-            raise ValueError("set exactly one of emptyDir, configMap, secret, persistentVolumeClaim")
-        return self
+    rules = (exactly_one("empty_dir", "config_map", "secret", "persistent_volume_claim"),)
 
 
 class PodSecurityContext(Model):
+    """Security settings of all containers; only those that Pod Security "restricted" allows."""
+
     run_as_non_root: Literal[True] | None = None
+    """May only be true."""
     run_as_user: Annotated[int, Field(ge=1, le=2_147_483_647)] | None = None
+    """User id; not 0."""
     run_as_group: Ident | None = None
+    """Group id."""
     fs_group: Ident | None = None
+    """Group that owns the files of volumes."""
     fs_group_change_policy: Literal["OnRootMismatch", "Always"] | None = None
+    """When the owner of a volume's files is changed. Default Always."""
     supplemental_groups: Annotated[list[Ident], Field(max_length=32)] | None = None
+    """Further groups of the processes."""
     seccomp_profile: SeccompProfile | None = None
+    """System calls that are allowed."""
 
 
-class Toleration(Model):
-    key: LabelKey | None = None
-    operator: Literal["Exists", "Equal"] | None = None
-    value: LabelValue | None = None
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    toleration_seconds: Seconds | None = None
-
-
-class Requirement(Model):
-    key: LabelKey
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
-    values: Annotated[list[LabelValue], Field(max_length=100)] | None = None
-
-
-Requirements = Annotated[list[Requirement], Field(max_length=50)]
-Weight = Annotated[int, Field(ge=1, le=100)]
-
-
-class LabelSelector(Model):
-    match_labels: Labels | None = None
-    match_expressions: Requirements | None = None
-
-
-class NodeSelectorTerm(Model):
-    match_expressions: Requirements | None = None
-    match_fields: Requirements | None = None
-
-
-class NodeSelector(Model):
-    node_selector_terms: Annotated[list[NodeSelectorTerm], Field(min_length=1, max_length=20)]
-
-
-class PreferredNode(Model):
-    weight: Weight
-    preference: NodeSelectorTerm
-
-
-class NodeAffinity(Model):
-    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
-    preferred_during_scheduling_ignored_during_execution: Annotated[list[PreferredNode], Field(max_length=20)] | None = None
-
-
-class PodAffinityTerm(Model):
-    label_selector: LabelSelector | None = None
-    namespaces: Annotated[list[DnsLabel], Field(max_length=20)] | None = None
-    topology_key: LabelKey
-
-
-class PreferredPod(Model):
-    weight: Weight
-    pod_affinity_term: PodAffinityTerm
-
-
-class PodAffinity(Model):
-    required_during_scheduling_ignored_during_execution: Annotated[list[PodAffinityTerm], Field(max_length=20)] | None = None
-    preferred_during_scheduling_ignored_during_execution: Annotated[list[PreferredPod], Field(max_length=20)] | None = None
-
-
-class Affinity(Model):
-    node_affinity: NodeAffinity | None = None
-    pod_affinity: PodAffinity | None = None
-    pod_anti_affinity: PodAffinity | None = None
-
-
-class TopologySpread(Model):
-    max_skew: Annotated[int, Field(ge=1, le=1000)]
-    topology_key: LabelKey
-    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"]
-    label_selector: LabelSelector | None = None
+def _no_name_twice(spec: Any) -> bool:
+    return not {c.name for c in spec.containers} & {c.name for c in spec.init_containers or ()}
 
 
 class PodSpec(Model):
-    containers: Annotated[list[Container], Field(min_length=1, max_length=10)]
-    init_containers: Annotated[list[InitContainer], Field(max_length=10)] | None = None
-    volumes: Annotated[list[Volume], Field(max_length=50)] | None = None
-    image_pull_secrets: Annotated[list[LocalObjectReference], Field(max_length=10)] | None = None
+    containers: Annotated[list[Container], Field(min_length=1, max_length=10), Distinct(("name",))]
+    """The containers; one of them is named `agent`."""
+    init_containers: Annotated[list[InitContainer], Field(max_length=10), Distinct(("name",))] | None = None
+    """Containers that run before the others, or, with restartPolicy Always, beside them."""
+    volumes: Annotated[list[Volume], Field(max_length=50), Distinct(("name",))] | None = None
+    """Volumes that containers can mount."""
+    image_pull_secrets: Annotated[list[LocalObjectReference], Field(max_length=10), Distinct(("name",))] | None = None
+    """Secrets for pulling the images."""
     service_account_name: ObjectName | None = None
+    """The service account of the pod. Its token is not mounted in any container of the template."""
     automount_service_account_token: Literal[False] | None = None
+    """May only be false."""
     security_context: PodSecurityContext | None = None
     node_selector: Labels | None = None
+    """Labels that the node must have."""
     affinity: Affinity | None = None
     tolerations: Annotated[list[Toleration], Field(max_length=50)] | None = None
-    topology_spread_constraints: Annotated[list[TopologySpread], Field(max_length=10)] | None = None
-    priority_class_name: ObjectName | None = None
+    """Taints of nodes that the pod tolerates."""
+    topology_spread_constraints: TopologySpreads | None = None
+    """How the pods are spread over the cluster."""
+    priority_class_name: Annotated[ObjectName, _OWN_CLASS] | None = None
+    """Name of the pod's PriorityClass. For the order of runs there is the run's own priority."""
     runtime_class_name: ObjectName | None = None
+    """Name of the RuntimeClass, such as one for sandboxed containers."""
     termination_grace_period_seconds: Seconds | None = None
+    """How long the pod has to stop once it is deleted. Default 30."""
 
-    @model_validator(mode="after")
-    def _one_agent(self) -> Self:
-        names = [c.name for c in (*self.containers, *(self.init_containers or ()))]
-        if AGENT_CONTAINER not in [c.name for c in self.containers]:
-            raise ValueError(f"one of the containers must be named {AGENT_CONTAINER!r}; here they are named {', '.join(names)}")
-        if len(set(names)) != len(names):
-            raise ValueError("two containers have the same name")
-        return self
+    rules = (
+        Rule(
+            f"self.containers.exists(container, container.name == '{AGENT_CONTAINER}')",
+            f"one of the containers must be named {AGENT_CONTAINER!r}: that is where runs are executed",
+            lambda spec: any(container.name == AGENT_CONTAINER for container in spec.containers),
+        ),
+        Rule(
+            "!has(self.initContainers) || self.initContainers.all(first, !self.containers.exists(other, other.name == first.name))",
+            "a container and an initContainer have the same name",
+            _no_name_twice,
+        ),
+    )
 
     @property
     def agent(self) -> Container:
         return next(c for c in self.containers if c.name == AGENT_CONTAINER)
 
 
-class PodMetadata(Model):
-    labels: Labels | None = None
-    annotations: Annotations | None = None
-
-    @field_validator("labels", "annotations")
-    @classmethod
-    def _not_reserved(cls, value: dict[str, str] | None) -> dict[str, str] | None:
-        for key in value or ():
-            domain = key.partition("/")[0]
-            if "/" in key and (domain == GROUP or domain.endswith("." + GROUP)):
-                raise ValueError(f"{key} is reserved: {GROUP} labels and annotations are set by Perdure itself")
-        return value
+class TemplateMetadata(Model):
+    labels: Annotated[Labels, _OWN_LABELS] | None = None
+    """Labels of what is made from the template."""
+    annotations: Annotated[Annotations, _OWN_LABELS, _NO_APPARMOR] | None = None
+    """Annotations of what is made from the template."""
 
 
 class PodTemplate(Model):
-    metadata: PodMetadata | None = None
+    """A pod template: the part of Kubernetes' own that is safe to give to everybody who may create this resource."""
+
+    metadata: TemplateMetadata | None = None
+    """Labels and annotations of the pods."""
     spec: PodSpec
+    """What runs in the pods."""

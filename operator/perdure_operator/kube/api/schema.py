@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from perdure_operator.kube.api.base import RULES
+
 Schema = dict[str, Any]
 
 _DROPPED = ("title", "additionalProperties", "patternProperties", "propertyNames", "default", "const", "$defs")
@@ -24,16 +26,15 @@ def structural(model: type[BaseModel]) -> Schema:
 
 def _rewrite(node: Schema, defs: dict[str, Schema]) -> Schema:
     if "$ref" in node:
-        target = defs[node["$ref"].rpartition("/")[2]]
-        return _rewrite({**target, **{k: v for k, v in node.items() if k != "$ref"}}, defs)
+        return _rewrite(_merged(defs[node["$ref"].rpartition("/")[2]], node, "$ref"), defs)
     if "anyOf" in node and not node.get("x-kubernetes-int-or-string"):
         (only,) = (branch for branch in node["anyOf"] if branch.get("type") != "null")
-        return _rewrite({**only, **{k: v for k, v in node.items() if k != "anyOf"}}, defs)
+        return _rewrite(_merged(only, node, "anyOf"), defs)
     out = {k: v for k, v in node.items() if k not in _DROPPED}
     if "const" in node:
         out["enum"] = [node["const"]]
     if isinstance(out.get("description"), str):
-        out["description"] = out["description"].replace("``", "`")
+        out["description"] = " ".join(out["description"].replace("``", "`").split())
     if "properties" in node:
         out["properties"] = {name: _rewrite(child, defs) for name, child in node["properties"].items()}
     if "items" in node:
@@ -46,3 +47,9 @@ def _rewrite(node: Schema, defs: dict[str, Schema]) -> Schema:
     if node.get("type") == "integer" and abs(node.get("maximum", 2**63)) > 2**31 - 1:
         out["format"] = "int64"
     return out
+
+
+def _merged(inner: Schema, outer: Schema, without: str) -> Schema:
+    """What stands at the use goes before what stands at the type; rules of both hold."""
+    rules = [*inner.get(RULES, []), *outer.get(RULES, [])]
+    return {**inner, **{k: v for k, v in outer.items() if k != without}, **({RULES: rules} if rules else {})}

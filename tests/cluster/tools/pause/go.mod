@@ -1,0 +1,3 @@
+module perdure.dev/tests/cluster/tools/pause
+
+go 1.26.0

@@ -1,0 +1,46 @@
+"""The cluster of the end-to-end tests: an existing one (``PERDURE_TEST_KUBECONFIG``), or the one of this checkout.
+
+`make e2e` starts ours and runs pytest inside its network; a test run anywhere else cannot reach it, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from tests.cluster.clients import Clients, ExistingCluster
+from tests.cluster.cluster import Cluster
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Here and not in a fixture, so that pytest tells it once instead of once a test."""
+    # Not a failure on continuous integration either: there `make e2e` runs them, and fails if it cannot.
+    if ExistingCluster.from_environment() is None and not Cluster().is_reachable():
+        pytest.skip("end-to-end tests run inside a cluster's network: use `make e2e`")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Clients:
+    """Whichever it is: commands and image names."""
+    if existing := ExistingCluster.from_environment():
+        return existing
+    return Cluster()
+
+
+@pytest.fixture(scope="session")
+def own_cluster() -> Cluster:
+    """Ours: its node's containers and its API server can be made to fail, and images can be built into it."""
+    if ExistingCluster.from_environment():
+        pytest.skip("needs the control plane and the node in its hands: unset PERDURE_TEST_KUBECONFIG")
+    return Cluster()
+
+
+@pytest.fixture
+def namespace(cluster: Clients) -> Iterator[str]:
+    """One of this test alone."""
+    name = f"e2e-{uuid4().hex[:8]}"
+    cluster.kubectl("create", "namespace", name)
+    cluster.kubectl("wait", "--for=create", "serviceaccount/default", "-n", name, "--timeout=30s")
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")

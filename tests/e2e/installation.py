@@ -1,0 +1,173 @@
+"""Perdure on the test cluster: images from the real Dockerfile, the real chart, its quickstart database. Installed once a test run.
+
+What tests ask of it is what a person would: kubectl, and SQL in the database's pod where only the store knows.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.cluster.cluster import Cluster
+from tests.cluster.errors import ClusterError
+from tests.cluster.images import project_dockerfile
+from tests.cluster.paths import ROOT
+
+Json = dict[str, Any]
+
+NAMESPACE, RELEASE, TAG = "perdure-system", "perdure", "e2e"
+TARGETS = ("operator", "sidecar", "postgres")
+PATIENCE = 90.0
+LOOK_SECONDS = 0.1
+
+RUNS, PODS = "agentruns.perdure.dev", "pods"
+
+
+class Installation:
+    """``cluster``: where it is installed. Raises ClusterError with the last words of whoever does not come up."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def build_images(self) -> None:
+        for target in TARGETS:
+            self.cluster.build_image(target, f"perdure-{target}:{TAG}")
+        self._build_example("report")
+        self._build_agents()
+
+    def install(self, *values: str) -> None:
+        chart = str(ROOT / "charts" / "perdure")
+        sets = [part for value in (f"image.tag={TAG}", "quickstart.enabled=true", "quickstart.persistence.enabled=false", *values)
+                for part in ("--set", value)]  # fmt: skip
+        try:
+            self.cluster.helm(
+                "upgrade", "--install", RELEASE, chart, "-n", NAMESPACE, "--create-namespace", *sets, "--wait", "--timeout", "150s"
+            )
+        except ClusterError as error:
+            raise ClusterError(f"{error}\n{self.words()}") from None
+
+    def _build_example(self, name: str) -> None:
+        """Its Dockerfile stands on an image that is in no registry: both are one file here."""
+        own = (ROOT / "examples" / name / "Dockerfile").read_text()
+        self._build_on_agent(
+            f"perdure-example-{name}", own[own.index("FROM ${AGENT}") :].replace("FROM ${AGENT}", "FROM agent AS example", 1)
+        )
+
+    def _build_agents(self) -> None:
+        self._build_on_agent("perdure-e2e-agents", "FROM agent AS example\nCOPY tests/e2e/agents /app\n")
+
+    def _build_on_agent(self, tag: str, stage: str) -> None:
+        file = self.cluster.folder / "example.Dockerfile"
+        file.write_text(f"{project_dockerfile().read_text()}\n{stage}")
+        self.cluster.build_image("example", tag, dockerfile=file)
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def get(self, kind: str, name: str, namespace: str) -> Json | None:
+        found = self.cluster.kubectl("get", kind, name, "-n", namespace, "-o", "json", "--ignore-not-found")
+        return json.loads(found) if found.strip() else None
+
+    def all(self, kind: str, namespace: str, *selector: str) -> list[Json]:
+        return list(json.loads(self.cluster.kubectl("get", kind, "-n", namespace, "-o", "json", *selector))["items"])
+
+    def run(self, name: str, namespace: str) -> Json:
+        found = self.get(RUNS, name, namespace)
+        assert found is not None, f"there is no AgentRun {name}"
+        return found
+
+    def workers(self, namespace: str) -> list[str]:
+        """Names of worker pods, those on their way out included."""
+        return [pod["metadata"]["name"] for pod in self.all(PODS, namespace, "-l", "app.kubernetes.io/component=worker")]
+
+    def sql(self, query: str) -> str:
+        """One value a line."""
+        pod = f"{RELEASE}-postgres-0"
+        return self.cluster.kubectl(
+            "exec", pod, "-n", NAMESPACE, "--", "sh", "-c", 'psql -h 127.0.0.1 -U "$POSTGRES_USER" -d "$POSTGRES_DB" -qtAc "$0"', query
+        ).strip()  # fmt: skip
+
+    def until(self, what: str, look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+        """What ``look`` gives once it is true. Fails with the words of everybody concerned."""
+        deadline = time.monotonic() + seconds
+        while not (found := look()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {seconds:.0f} s: {what}\n{self.words()}")
+            time.sleep(LOOK_SECONDS)
+        return found
+
+    def until_phase(self, name: str, namespace: str, phase: str, seconds: float = PATIENCE) -> Json:
+        def look() -> Json | None:
+            found = self.get(RUNS, name, namespace)
+            return found if found is not None and (found.get("status") or {}).get("phase") == phase else None
+
+        found: Json = self.until(f"AgentRun {name} is {phase}", look, seconds)
+        return found
+
+    def words(self) -> str:
+        """The last log lines of operator, gateway and database, and the pods that there are."""
+        parts = [self._try("get", "pods", "-A", "-o", "wide"), self._try("get", RUNS, "-A")]
+        for component in ("operator", "gateway", "postgres"):
+            selector = f"app.kubernetes.io/component={component}"
+            parts.append(self._try("logs", "-n", NAMESPACE, "-l", selector, "--tail=25", "--prefix", "--all-containers"))
+        return "\n".join(parts)
+
+    def _try(self, *args: str) -> str:
+        try:
+            return self.cluster.kubectl(*args)
+        except ClusterError as error:
+            return str(error)
+
+    # ------------------------------------------------------------------------------------------------------- doing
+
+    def apply(self, namespace: str, *objects: Json) -> None:
+        self.cluster.kubectl("apply", "-n", namespace, "-f", "-", input=yaml.safe_dump_all(objects))
+
+    def delete(self, kind: str, name: str, namespace: str, *options: str) -> None:
+        self.cluster.kubectl("delete", kind, name, "-n", namespace, *options)
+
+    def signal(self, name: str, namespace: str, signal: str, payload: Any = None, *, key: str | None = None) -> Json:
+        """As a person with kubectl and curl would, from inside the cluster's network, with a token of an account that may."""
+        token = self.cluster.kubectl("create", "token", "tester", "-n", namespace, "--duration=10m").strip()
+        headers = [f"Authorization: Bearer {token}", "Content-Type: application/json", *([f"Idempotency-Key: {key}"] if key else [])]
+        address = self.cluster.kubectl("get", "service", f"{RELEASE}-gateway", "-n", NAMESPACE, "-o", "jsonpath={.spec.clusterIP}").strip()
+        host = f"{RELEASE}-gateway.{NAMESPACE}.svc"
+        return json.loads(
+            self.cluster.exec(
+                [
+                    "curl", "-sS", "--fail-with-body", "--cacert", str(self._authority()), "--resolve", f"{host}:443:{address}",
+                    *(part for header in headers for part in ("-H", header)), "-d", json.dumps(payload),
+                    f"https://{host}/v1/namespaces/{namespace}/runs/{name}/signals/{signal}",
+                ]
+            )
+        )  # fmt: skip
+
+    def _authority(self) -> Path:
+        file = self.cluster.folder / "gateway-ca.pem"
+        file.write_text(self.cluster.kubectl("get", "configmap", "perdure-cli", "-n", NAMESPACE, "-o", "jsonpath={.data.ca\\.crt}"))
+        return file
+
+    def prepare(self, namespace: str) -> None:
+        """An account that may do everything with runs, and the pools of the test's agents."""
+        self.cluster.kubectl("create", "serviceaccount", "tester", "-n", namespace)
+        self.cluster.kubectl(
+            "create", "rolebinding", "tester", "-n", namespace, "--clusterrole=edit", f"--serviceaccount={namespace}:tester"
+        )
+
+
+def pool(name: str, command: Sequence[str], *, idle: int = 0, reuse: bool = False, **container: Any) -> Json:
+    agent = {"name": "agent", "image": "perdure-e2e-agents", "imagePullPolicy": "Never", "command": list(command), **container}
+    spec: Json = {"template": {"spec": {"containers": [agent]}}, "capacity": {"minIdle": idle, "maxIdle": idle, "maxPods": 20}}
+    if reuse:
+        spec["podReuse"] = {"mode": "ForkPerRun"}
+    return {"apiVersion": "perdure.dev/v1alpha1", "kind": "AgentPool", "metadata": {"name": name}, "spec": spec}
+
+
+def agent_run(name: str, pool_name: str, value: Any = None, **spec: Any) -> Json:
+    return {
+        "apiVersion": "perdure.dev/v1alpha1", "kind": "AgentRun", "metadata": {"name": name},
+        "spec": {"agent": {"poolRef": {"name": pool_name}}, **({"input": value} if value is not None else {}), **spec},
+    }  # fmt: skip
