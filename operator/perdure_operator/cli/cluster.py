@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from perdure_operator.cli.background import Background
@@ -23,15 +23,17 @@ from perdure_operator.cli.routes import Route
 from perdure_operator.cli.story import PodName
 from perdure_operator.cli.target import Choice
 from perdure_operator.cli.views import RunView
-from perdure_operator.domain.errors import InvalidInput, PerdureError
+from perdure_operator.domain.errors import InvalidInput
 from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, PODS, TRIGGERS, KubeClient, KubeSettings, Object
-from perdure_operator.kube.errors import KubeConflict, KubeInvalid, KubeNotFound
+from perdure_operator.kube.errors import KubeConflict, KubeInvalid, KubeNotFound, KubeUnavailable
 from perdure_operator.kube.kubeconfig import Kubeconfig
 from perdure_operator.kube.names import AGENT_CONTAINER, POD_ID_LABEL, SIDECAR_CONTAINER, pod_name
 from perdure_operator.kube.podlogs import log_lines
 from perdure_operator.kube.portforward import PortForward
 from perdure_operator.kube.streams import Streams
-from perdure_operator.local.manifests import Loaded, runs
+
+if TYPE_CHECKING:
+    from perdure_operator.local.manifests import Loaded
 
 USER_AGENT = "kubectl-agentrun"
 POLL_SECONDS = 1.0
@@ -63,6 +65,14 @@ class ClusterConnection(Connection):
 
         return self._background.run(start())
 
+    def close(self) -> None:
+        if "client" in self.__dict__:
+            self.client.close()
+        for opened in ("_forward", "_streams", "_kube"):
+            if opened in self.__dict__:
+                self._background.run(getattr(self, opened).close())
+        self._background.close()
+
     @cached_property
     def _streams(self) -> Streams:
         async def start() -> Streams:
@@ -77,20 +87,21 @@ class ClusterConnection(Connection):
     def client(self) -> Client:
         self._credential(fresh=False)
         found = self._background.run(find_gateway(self._kube, self._choice.system_namespace, self.default_namespace))
+        self._forward = PortForward(self._kube, self._streams, found.namespace, found.service, found.port)
         direct = [Route(found.url, ca=found.ca, connect_seconds=DIRECT_SECONDS)] if found.url else []
-        return Client([*direct, self._forwarded(found)], lambda fresh: self._credential(fresh=fresh), hint=_HINT)
+        return Client([*direct, self._forwarded(found, self._forward)], lambda fresh: self._credential(fresh=fresh), hint=_HINT)
 
-    def _forwarded(self, found: Published) -> Route:
-        forward = PortForward(self._kube, self._streams, found.namespace, found.service, found.port)
-
+    def _forwarded(self, found: Published, forward: PortForward) -> Route:
         def dial() -> socket.socket:
             try:
                 return self._background.run(forward.dial())
-            except PerdureError as error:
-                raise ConnectionError(f"port-forward: {error}") from error
+            except KubeUnavailable as error:
+                raise ConnectionError(str(error)) from error
 
         name = f"the Service {found.namespace}/{found.service} (port-forward)"
-        return Route(f"https://{found.server_name}:{found.port}", dial=dial, ca=found.ca, system_ca=False, name=name)
+        return Route(
+            f"https://{found.server_name}:{found.port}", dial=dial, why=lambda: forward.failure, ca=found.ca, system_ca=False, name=name
+        )
 
     def _credential(self, *, fresh: bool) -> str:
         if self._choice.as_serviceaccount is not None:
@@ -119,6 +130,8 @@ class ClusterConnection(Connection):
 
     def apply(self, loaded: list[Loaded], *, store_only: bool) -> Iterator[Applied]:
         """Pools (and triggers) that are there already are left as they are: to change them is `kubectl apply`."""
+        from perdure_operator.local.manifests import runs
+
         for item in loaded:
             if item.manifest.kind != "AgentRun":
                 self._create(item.manifest.kind, item.namespace, item.manifest.to_json())

@@ -6,6 +6,8 @@ answer to the fish shell is just that, but for the last line.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shlex
 import sys
@@ -24,7 +26,8 @@ def main() -> None:
     os.environ["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
     # The word that is typed is not quoted: a quote would look like the beginning of another.
     os.environ["_TYPER_COMPLETE_ARGS"] = f"{shlex.join(['agentrun', *before])} {incomplete}"
-    try:
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as answer:
         kubectl_app(prog_name=KUBECTL, complete_var=VARIABLE)
-    except SystemExit:
-        print(f":{FILES if before[:1] and before[0] in TAKES_FILES else NO_FILES}")
+    for line in filter(None, answer.getvalue().splitlines()):
+        print(line)
+    print(f":{FILES if before[:1] and before[0] in TAKES_FILES else NO_FILES}")

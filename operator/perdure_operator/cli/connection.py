@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure_operator.cli.client import Client
 from perdure_operator.cli.story import PodName
 from perdure_operator.cli.views import RunView
-from perdure_operator.local.manifests import Loaded
+
+if TYPE_CHECKING:  # the models of all resources, which only `submit` needs
+    from perdure_operator.local.manifests import Loaded
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,9 @@ class Connection(ABC):
     def log(self, lease: Lease, namespace: str, *, sidecar: bool, follow: bool) -> Iterable[str]:
         """The lines of a pod's log; with ``follow`` until the lease is over and no more comes. Raises LogGone."""
         ...
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to close)
+        """The command has ended."""
 
     def split(self, run: str, namespace: str | None) -> tuple[str, str]:
         """Namespace and name of ``NAME`` or ``NAMESPACE/NAME``."""

@@ -51,6 +51,8 @@ def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
         return [run.name for run in connection.client.runs(place) if run.name.startswith(incomplete)]
     except (ApiError, PerdureError, OSError):
         return []
+    finally:
+        choice().opened.close()
 
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name or id of a run, or NAMESPACE/NAME.", autocompletion=complete_runs)]
@@ -96,6 +98,8 @@ class Commands(TyperGroup):
             raise typer.Exit(0) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
+        finally:
+            choice().opened.close()
 
 
 class KubectlCommands(Commands):
@@ -151,6 +155,7 @@ def _cluster(chosen: Choice, why: str) -> Connection:
 
     chosen.meant = f"Meant was a cluster. {why}".strip()
     connection = ClusterConnection(chosen)
+    chosen.opened.callback(connection.close)
     chosen.meant = f"Meant was the cluster of the context {connection.context}. {why}".strip()
     return connection
 

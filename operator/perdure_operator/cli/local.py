@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from perdure_operator.cli.client import Client
 from perdure_operator.cli.connection import Applied, Connection, Lease, LogGone
 from perdure_operator.cli.story import PodName
 from perdure_operator.cli.views import RunView
-from perdure_operator.local.manifests import DEFAULT_NAMESPACE, Loaded
 from perdure_operator.local.state import NAME, PodRecord, Session, StateDir
+
+if TYPE_CHECKING:
+    from perdure_operator.local.manifests import Loaded
 
 POLL_SECONDS = 0.2
 QUIET_SECONDS = 1.0
@@ -25,7 +27,7 @@ CLOCK_SECONDS = 2.0
 class LocalConnection(Connection):
     """``state`` is None for a gateway that is only known by its address."""
 
-    default_namespace = DEFAULT_NAMESPACE
+    default_namespace = "default"
     poll_seconds = POLL_SECONDS
 
     def __init__(self, client: Client, state: StateDir | None) -> None:

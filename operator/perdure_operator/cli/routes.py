@@ -15,18 +15,20 @@ KEPT = 4
 
 class Route:
     """``url`` is http or https. ``dial``: makes a connected socket, instead of resolving the url's host, which is what the certificate must
-    say all the same. ``ca``: PEM text; only what it signed is trusted, or, if ``system_ca``, what this machine trusts as well.
+    say all the same; ``why``: tells what is known of a connection that ended at once. ``ca``: PEM text; only what it signed is trusted, or,
+    if ``system_ca``, what this machine trusts as well.
     """
 
     def __init__(
-        self, url: str, *, dial: Callable[[], socket.socket] | None = None, ca: str = "", system_ca: bool = True, name: str = "",
-        connect_seconds: float | None = None,
+        self, url: str, *, dial: Callable[[], socket.socket] | None = None, why: Callable[[], str] = str, ca: str = "",
+        system_ca: bool = True, name: str = "", connect_seconds: float | None = None,
     ) -> None:  # fmt: skip
         parts = urlsplit(url)
         self._name = name or url
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._dial = dial or (lambda: socket.create_connection((self._host, self._port), timeout=connect_seconds))
+        self._why = why
         self._tls: ssl.SSLContext | None = None
         if parts.scheme == "https":
             self._tls = ssl.create_default_context() if system_ca or not ca else ssl.create_default_context(cadata=ca)
@@ -43,8 +45,10 @@ class Route:
         try:
             raw.settimeout(timeout)
             connected = self._tls.wrap_socket(raw, server_hostname=self._host) if self._tls is not None else raw
-        except BaseException:
+        except OSError as error:
             raw.close()
+            if reason := self._why():
+                raise ConnectionError(reason) from error
             raise
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
         connection.sock = connected

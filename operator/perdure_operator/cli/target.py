@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +22,8 @@ PANEL = "Which cluster"
 
 @dataclass
 class Choice:
-    """``meant`` is written when it is known: what the command asks, and how to ask the other, for messages."""
+    """``meant`` is written when it is known: what the command asks, and how to ask the other, for messages. ``opened``: what is closed when
+    the command has ended."""
 
     program: str = PERDURE
     kubeconfig: str | None = None
@@ -29,6 +31,7 @@ class Choice:
     as_serviceaccount: str | None = None
     system_namespace: str | None = None
     meant: str = ""
+    opened: ExitStack = field(default_factory=ExitStack)
 
     @property
     def cluster(self) -> bool:

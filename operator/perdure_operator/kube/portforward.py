@@ -49,6 +49,7 @@ class PortForward:
 
     async def dial(self) -> socket.socket:
         """A connected socket, for blocking use in another thread. Raises KubeError."""
+        self.failure = ""
         pod, port = await self._target()
         theirs, ours = socket.socketpair()
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
