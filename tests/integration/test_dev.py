@@ -161,7 +161,7 @@ def test_after_every_kind_of_death_the_run_goes_on(machine: Machine) -> None:
     machine.sessions[0].kill()
     machine.sessions[0].wait()
     ended(processes)
-    assert machine.perdure("get").returncode == 4
+    assert machine.perdure("get").returncode == 5
 
     again = machine.dev("-f", "runs.yaml")
     (machine.folder / "hurry").touch()

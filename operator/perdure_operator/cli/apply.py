@@ -8,21 +8,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from perdure_operator.cli.client import Client, NotFound
-from perdure_operator.cli.views import RunView
+from perdure_operator.cli.connection import Applied
 from perdure_operator.kube.api.v1alpha1 import AgentRef, AgentRun, PoolRef, implicit_pool
 from perdure_operator.local.manifests import Loaded, pools, runs
-
-
-@dataclass(frozen=True)
-class Applied:
-    """``created`` is False when the run was there already."""
-
-    run: RunView
-    created: bool
 
 
 def apply(client: Client, loaded: list[Loaded]) -> Iterator[Applied]:
@@ -54,6 +45,12 @@ def submit(client: Client, namespace: str, name: str, body: dict[str, Any], key:
     run = client.submit(namespace, {**body, "name": name}, key)
     # Another name: the key has made a run before.
     return Applied(run, created=run.name == name)
+
+
+def submit_manifest(client: Client, item: Loaded) -> Applied:
+    """A run whose pool is there. Raises ApiError."""
+    [(_, run)] = runs([item])
+    return submit(client, item.namespace, *_request(item, run))
 
 
 def _request(item: Loaded, run: AgentRun) -> tuple[str, dict[str, Any], str]:

@@ -1,25 +1,30 @@
 """A small synchronous client of the gateway's public API.
 
-Tries the gateways in turn: a request is sent to the next one only if it was not answered *and* repeating it changes nothing (a read, a
-PUT, or a POST with an Idempotency-Key or a verb that is idempotent by itself). Problem JSON becomes a typed error with its ``action``.
+Tries the ways to a gateway in turn. A request that was not answered is sent again on the next one: repeating changes nothing, because
+all are reads, PUTs, POSTs with an Idempotency-Key, or verbs that are idempotent by themselves. Problem JSON becomes a typed error with
+its ``action``.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import msgspec
 
+from perdure_operator.cli.routes import Route
 from perdure_operator.cli.views import EventView, RunView
 
 TIMEOUT_SECONDS = 30.0
 STREAM_TIMEOUT_SECONDS = 90.0
 """A tail that says nothing for so long, not even a comment, is opened again."""
+
+
+Credential = Callable[[bool], str]
+"""Gives a bearer token; asked with True for another one, since the last was refused."""
 
 
 class ApiError(Exception):
@@ -46,18 +51,24 @@ class NotFound(ApiError):
     exit_code = 3
 
 
-class Unavailable(ApiError):
-    """No gateway answered, or the store behind it did not."""
+class Forbidden(ApiError):
+    """Whoever asked is not known to the gateway (401), or may not do this (403)."""
 
     exit_code = 4
 
 
-class Client:
-    """``urls``: gateways, http or https. Raises :class:`ApiError` subclasses. A client may be used by several threads."""
+class Unavailable(ApiError):
+    """No gateway answered, or the store behind it did not."""
 
-    def __init__(self, urls: Sequence[str], token: str, *, hint: str = "") -> None:
-        self._urls = list(urls)
-        self._token = token
+    exit_code = 5
+
+
+class Client:
+    """``routes``: ways to the gateways, or their addresses. Raises :class:`ApiError` subclasses. May be used by several threads."""
+
+    def __init__(self, routes: Sequence[Route | str], token: str | Credential, *, hint: str = "") -> None:
+        self._routes = [Route(route) if isinstance(route, str) else route for route in routes]
+        self._credential: Credential = token if callable(token) else lambda _: token
         self._hint = hint
 
     # ------------------------------------------------------------------------------------------------ what one asks for
@@ -95,11 +106,10 @@ class Client:
 
     def submit(self, namespace: str, body: dict[str, Any], key: str) -> RunView:
         """The run that this key made, now or before."""
-        return read(RunView, self._request("POST", f"/v1/namespaces/{_q(namespace)}/runs", body, key=key, repeatable=True))
+        return read(RunView, self._request("POST", f"/v1/namespaces/{_q(namespace)}/runs", body, key=key))
 
     def signal(self, namespace: str, run: str, name: str, payload: Any, signal_id: str) -> dict[str, Any]:
-        path = run_path(namespace, run, f"signals/{_q(name)}")
-        return dict(self._request("POST", path, payload, key=signal_id, repeatable=True))
+        return dict(self._request("POST", run_path(namespace, run, f"signals/{_q(name)}"), payload, key=signal_id))
 
     def tail(self, namespace: str, run: str, start: int = 1) -> Iterator[EventView]:
         """Live, from sequence ``start``, until the run is terminal; goes on after a lost connection."""
@@ -115,20 +125,24 @@ class Client:
                     yield event
             except Unavailable:
                 attempts += 1
-                if attempts > 2 * len(self._urls):
+                if attempts > 2 * len(self._routes):
                     raise
 
     # ------------------------------------------------------------------------------------------------ plain requests
 
     def get(self, path: str, query: dict[str, Any] | None = None) -> Any:
         """Decoded JSON."""
-        return self._request("GET", path + (f"?{urlencode(query)}" if query else ""), repeatable=True)
+        return self._request("GET", path + (f"?{urlencode(query)}" if query else ""))
 
     def send(self, method: str, path: str, body: Any) -> Any:
-        return self._request(method, path, body, repeatable=True)
+        return self._request(method, path, body)
 
-    def _request(self, method: str, path: str, body: Any = None, *, key: str = "", repeatable: bool = False) -> Any:
-        headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}
+    def close(self) -> None:
+        for route in self._routes:
+            route.close()
+
+    def _request(self, method: str, path: str, body: Any = None, *, key: str = "") -> Any:
+        headers = {"Accept": "application/json"}
         data = None
         if method != "GET":
             data = b"" if body is None else json.dumps(body, ensure_ascii=False).encode()
@@ -136,68 +150,76 @@ class Client:
         if key:
             headers["Idempotency-Key"] = key
         failure: Exception | None = None
-        for url in list(self._urls):
-            connection = _connect(url, TIMEOUT_SECONDS)
+        for route in list(self._routes):
             try:
-                connection.request(method, path, body=data, headers=headers)
-                response = connection.getresponse()
-                raw = response.read()
+                status, raw = self._send(route, method, path, data, headers)
             except (OSError, http.client.HTTPException) as error:
                 failure = error
-                if not repeatable and not isinstance(error, ConnectionRefusedError):
-                    break
-                self._turn(url)
+                self._turn(route)
                 continue
-            finally:
-                connection.close()
-            if response.status == 503 and repeatable and url != self._urls[-1]:
-                self._turn(url)
-                failure = _problem(response.status, raw)
+            if status == 503 and route is not self._routes[-1]:
+                self._turn(route)
+                failure = _problem(status, raw)
                 continue
-            if response.status >= 400:
-                raise _problem(response.status, raw)
+            if status >= 400:
+                raise _problem(status, raw)
             return json.loads(raw) if raw else None
         raise self._unreachable(failure)
 
+    def _send(self, route: Route, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        status, raw = route.exchange(method, path, data, headers | self._authorization(), TIMEOUT_SECONDS)
+        if status == 401:
+            # Another credential, if there is one: tokens run out while one watches.
+            status, raw = route.exchange(method, path, data, headers | self._authorization(fresh=True), TIMEOUT_SECONDS)
+        return status, raw
+
+    def _authorization(self, *, fresh: bool = False) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._credential(fresh)}"}
+
     def _stream(self, path: str, query: dict[str, Any]) -> Iterator[tuple[str, str]]:
         """(event, data) of a server-sent event stream; ends when the connection does."""
-        url = self._urls[0]
-        connection = _connect(url, STREAM_TIMEOUT_SECONDS)
+        route = self._routes[0]
         try:
-            headers = {"Authorization": f"Bearer {self._token}", "Accept": "text/event-stream"}
-            connection.request("GET", f"{path}?{urlencode(query)}", headers=headers)
-            response = connection.getresponse()
-            if response.status >= 400:
-                raise _problem(response.status, response.read())
-            kind: str = "message"
-            data: list[str] = []
-            for raw in response:
-                line = raw.decode().rstrip("\r\n")
-                field, _, value = line.partition(":")
-                if not line and data:
-                    yield kind, "\n".join(data)
-                    kind, data = "message", []
-                elif field == "event":
-                    kind = value.strip()
-                elif field == "data":
-                    data.append(value.removeprefix(" "))
-            raise ConnectionResetError("the stream ended")
+            connection = route.connect(STREAM_TIMEOUT_SECONDS)
+            try:
+                headers = {"Accept": "text/event-stream"} | self._authorization()
+                connection.request("GET", f"{path}?{urlencode(query)}", headers=headers)
+                response = connection.getresponse()
+                if response.status >= 400:
+                    raise _problem(response.status, response.read())
+                yield from _server_sent(response)
+                raise ConnectionResetError("the stream ended")
+            finally:
+                connection.close()
         except (OSError, http.client.HTTPException) as error:
-            self._turn(url)
+            self._turn(route)
             raise self._unreachable(error) from None
-        finally:
-            connection.close()
 
-    def _turn(self, url: str) -> None:
-        """The gateway that failed is tried last from now on."""
-        if self._urls[0] == url:
-            self._urls = [*self._urls[1:], url]
+    def _turn(self, route: Route) -> None:
+        """The way that failed is tried last from now on."""
+        if self._routes[0] is route:
+            self._routes = [*self._routes[1:], route]
 
     def _unreachable(self, failure: Exception | None) -> ApiError:
         if isinstance(failure, ApiError):
             return failure
         action = self._hint or "Check that the gateway runs and can be reached, then try again."
-        return Unavailable(f"no gateway answers at {', '.join(self._urls)}: {failure}", code="unreachable", action=action, retryable=True)
+        where = ", ".join(map(str, self._routes))
+        return Unavailable(f"no gateway answers at {where}: {failure}", code="unreachable", action=action, retryable=True)
+
+
+def _server_sent(response: http.client.HTTPResponse) -> Iterator[tuple[str, str]]:
+    kind, data = "message", list[str]()
+    for raw in response:
+        line = raw.decode().rstrip("\r\n")
+        field, _, value = line.partition(":")
+        if not line and data:
+            yield kind, "\n".join(data)
+            kind, data = "message", []
+        elif field == "event":
+            kind = value.strip()
+        elif field == "data":
+            data.append(value.removeprefix(" "))
 
 
 T = TypeVar("T")
@@ -215,11 +237,10 @@ def read(kind: type[T], value: Any) -> T:
         ) from None
 
 
-def _connect(url: str, timeout: float) -> http.client.HTTPConnection:
-    parts = urlsplit(url)
-    if parts.scheme == "https":
-        return http.client.HTTPSConnection(parts.netloc, timeout=timeout, context=ssl.create_default_context())
-    return http.client.HTTPConnection(parts.netloc, timeout=timeout)
+_BY_STATUS: dict[int, type[ApiError]] = {
+    400: Invalid, 401: Forbidden, 403: Forbidden, 404: NotFound, 413: Invalid, 422: Invalid, 502: Unavailable, 503: Unavailable,
+    504: Unavailable,
+}  # fmt: skip
 
 
 def _problem(status: int, raw: bytes) -> ApiError:
@@ -231,7 +252,7 @@ def _problem(status: int, raw: bytes) -> ApiError:
     detail = str(
         problem.get("detail") or problem.get("title") or raw[:500].decode(errors="replace") or http.client.responses.get(status, "")
     )
-    kind = NotFound if status == 404 else Invalid if status in (400, 413, 422) else Unavailable if status in (502, 503, 504) else Refused
+    kind = _BY_STATUS.get(status, Refused)
     return kind(
         detail,
         code=str(problem.get("type", "")).removeprefix("urn:perdure:"),

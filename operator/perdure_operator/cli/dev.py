@@ -18,14 +18,15 @@ def dev(
     state_dir: Annotated[Path, typer.Option(envvar="PERDURE_STATE", help="Where data and logs are kept.")] = Path(NAME),
     fresh: Annotated[bool, typer.Option("--fresh", help="First forget what the state folder holds.")] = False,
     max_pods: Annotated[int | None, typer.Option(min=1, help="Worker pods at a time; by default four for each core.")] = None,
-    namespace: Namespace = "default",
+    namespace: Namespace = None,
 ) -> None:
     """Run Perdure on this machine: database, gateways and worker processes. Ctrl-C stops it; started again it goes on."""
     import asyncio
 
     from perdure_operator.cli import session
-    from perdure_operator.local.manifests import load, runs
+    from perdure_operator.local.manifests import DEFAULT_NAMESPACE, load, runs
 
+    namespace = namespace or DEFAULT_NAMESPACE
     loaded = load(files or [], namespace=namespace)
     if once and not runs(loaded):
         fail("--once waits for runs, and the files hold none", "Give files with an AgentRun: perdure dev -f run.yaml --once", USAGE)

@@ -9,7 +9,8 @@ from uuid import UUID
 
 import typer
 
-from perdure_operator.cli.context import FAILED, Connection, Namespace, connect, fail, split
+from perdure_operator.cli.context import FAILED, Namespace, connect, fail
+from perdure_operator.cli.local import LocalConnection
 
 SIGNALS = {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM, "STOP": signal.SIGSTOP, "CONT": signal.SIGCONT}
 
@@ -18,7 +19,7 @@ def kill(
     target: Annotated[
         str, typer.Argument(metavar="RUN|PART", help="A running run, whose pod is killed, or gateway-1, gateway-2, postgres.")
     ],
-    namespace: Namespace = "default",
+    namespace: Namespace = None,
     only: Annotated[str | None, typer.Option(metavar="agent|sidecar", help="Only this one of the pod's two processes.")] = None,
     how: Annotated[str, typer.Option("-s", "--signal", help=f"One of {', '.join(SIGNALS)}.")] = "KILL",
 ) -> None:
@@ -29,18 +30,17 @@ def kill(
     if only not in (None, "agent", "sidecar"):
         fail(f"{only} is no part of a pod", "Use --only agent or --only sidecar.", 2)
     connection = connect()
-    session = connection.state.session() if connection.state is not None else None
-    if session is None:
+    if not isinstance(connection, LocalConnection) or connection.state is None or (session := connection.state.session()) is None:
         _not_here()
     parts = {gateway.name: gateway.pid for gateway in session.gateways} | {"postgres": session.postgres_pid}
     if pid := parts.get(target):
         _send(pid, number)
         print(f"{target} (process {pid}) got {number.name}")
         return
-    _kill_pod(connection, *split(target, namespace), only, number)
+    _kill_pod(connection, *connection.split(target, namespace), only, number)
 
 
-def _kill_pod(connection: Connection, namespace: str, name: str, only: str | None, number: signal.Signals) -> None:
+def _kill_pod(connection: LocalConnection, namespace: str, name: str, only: str | None, number: signal.Signals) -> None:
     run = connection.client.run(namespace, name)
     if run.pod_id is None:
         fail(f"{run.full_name} is {run.state} and holds no pod", "Only a running run has a worker to kill.", FAILED)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from perdure_operator.cli import render
 from perdure_operator.cli.follow import News
-from perdure_operator.cli.story import PodName, clock, plain, tell
+from perdure_operator.cli.story import PodNames, clock, plain, tell
 from perdure_operator.cli.views import RunView
 
 KEPT_LINES = 200
@@ -29,7 +29,7 @@ class View(Protocol):
         """Something about the session itself. May be called from any thread."""
         ...
 
-    def update(self, news: News, pod_name: PodName) -> None: ...
+    def update(self, news: News, pod_names: PodNames) -> None: ...
 
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
@@ -44,9 +44,9 @@ class Lines:
     def say(self, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
-    def update(self, news: News, pod_name: PodName) -> None:
+    def update(self, news: News, pod_names: PodNames) -> None:
         for run, event in news.events:
-            print(f"{clock(event.at)} {plain(run.full_name)} {tell(event, pod_name)}", flush=True)
+            print(f"{clock(event.at)} {plain(run.full_name)} {tell(event, pod_names(run.pool))}", flush=True)
 
     def __enter__(self) -> Self:
         return self
@@ -63,7 +63,7 @@ class Screen:
         self._console = render.console()
         self._story: deque[Text] = deque(maxlen=KEPT_LINES)
         self._news = News([])
-        self._pod_name: PodName = str
+        self._pod_names: PodNames = lambda _: str
         self._lock = threading.Lock()
         self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop", transient=False)
 
@@ -73,11 +73,11 @@ class Screen:
                 self._story.append(Text(plain(f"{time.strftime('%H:%M:%S')} {line}" if number == 0 else line, 500), style="dim"))
         self._draw()
 
-    def update(self, news: News, pod_name: PodName) -> None:
+    def update(self, news: News, pod_names: PodNames) -> None:
         with self._lock:
-            self._news, self._pod_name = news, pod_name
+            self._news, self._pod_names = news, pod_names
             for run, event in news.events:
-                parts = (f"{clock(event.at)} ", (plain(run.full_name), "bold"), f" {tell(event, pod_name)}")
+                parts = (f"{clock(event.at)} ", (plain(run.full_name), "bold"), f" {tell(event, pod_names(run.pool))}")
                 self._story.append(Text.assemble(*parts))
         self._draw()
 
@@ -87,7 +87,7 @@ class Screen:
             runs = _shown(self._news.runs, height // 2)
             parts: list[Text | object] = [Text(self._title, style="bold")]
             if runs:
-                parts.append(render.runs(runs, self._pod_name, with_namespace=len({run.namespace for run in self._news.runs}) > 1))
+                parts.append(render.runs(runs, self._pod_names, with_namespace=len({run.namespace for run in self._news.runs}) > 1))
                 if hidden := len(self._news.runs) - len(runs):
                     parts.append(Text(f"and {hidden} more: perdure get -A", style="dim"))
             else:

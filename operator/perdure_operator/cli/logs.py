@@ -1,68 +1,105 @@
-"""`perdure logs`: what a run's agent printed, over all its pods, across suspends and crashes. For local sessions."""
+"""`logs`: what a run's agent printed, over all its pods, across suspends and crashes.
+
+The run's log says which pods had it; each pod's own log is then read where it is, a file or the apiserver. To follow, one thread reads
+the run's events and this one prints: a pod is left when its lease is over and it says no more.
+"""
 
 from __future__ import annotations
 
-import time
+import threading
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated
-from uuid import UUID
+from itertools import islice
+from queue import SimpleQueue
+from typing import Annotated, Any
 
 import typer
 
-from perdure_operator.cli.client import Client
-from perdure_operator.cli.context import FAILED, Follow, Namespace, RunName, connect, fail, split
+from perdure_operator.cli.client import ApiError, Client
+from perdure_operator.cli.connection import Lease, LogGone
+from perdure_operator.cli.context import Follow, Namespace, RunName, connect
+from perdure_operator.cli.story import PodName, clock
 from perdure_operator.cli.views import EventView
-from perdure_operator.local.state import PodRecord, StateDir
 
-POLL_SECONDS = 0.2
+ENDS = frozenset(
+    f"run.{what}" for what in ("suspended", "lost", "retrying", "yielded", "paused", "succeeded", "failed", "cancelled", "leased")
+)
+"""After any of these the pod that had the run has it no more."""
 
 
 def logs(
     run: RunName,
-    namespace: Namespace = "default",
+    namespace: Namespace = None,
     follow: Follow = False,
     sidecar: Annotated[bool, typer.Option("--sidecar", help="The sidecars' logs instead.")] = False,
     prefix: Annotated[bool, typer.Option("--prefix", help="Begin each line with the pod's name.")] = False,
 ) -> None:
     """What the agent of a run printed, in all its pods, one after the other. (A pod that is reused shows its other runs too.)"""
     connection = connect()
-    if connection.state is None:
-        fail("logs are kept by `perdure dev` only", "On a cluster use kubectl logs with the pod that `perdure get -o wide` shows.", FAILED)
-    place, name = split(run, namespace)
-    for pod in _pods(connection.client, connection.state, place, name, follow=follow):
-        file = Path(pod.log).with_suffix(".sidecar.log") if sidecar else Path(pod.log)
-        for line in _lines(file, connection.state, pod.pod, follow=follow):
-            typer.echo(f"{pod.name} | {line}" if prefix else line, nl=False)
+    place, name = connection.split(run, namespace)
+    view = connection.client.run(place, name)
+    place = view.namespace
+    pod_name = connection.pod_names(view.pool)
+    found = _followed if follow else _past
+    ended_line, printed = True, Counter[str]()
+    for number, lease in enumerate(found(connection.client, place, view.run_id, view.pool)):
+        called = pod_name(lease.pod_id)
+        if number and not prefix:
+            typer.echo(("" if ended_line else "\n") + _separator(lease, pod_name))
+        try:
+            # A reused pod may have had the run before: what it printed then is printed.
+            for line in islice(connection.log(lease, place, sidecar=sidecar, follow=follow), printed[lease.pod_id], None):
+                printed[lease.pod_id] += 1
+                typer.echo(f"{called} | {line}" if prefix else line, nl=False)
+                ended_line = line.endswith("\n")
+        except LogGone as gone:
+            typer.echo(f"({gone})", err=True)
 
 
-def _pods(client: Client, state: StateDir, namespace: str, run: str, *, follow: bool) -> Iterator[PodRecord]:
-    """The pods that held the run, in order; with ``follow`` the ones to come too."""
-
-    def of(event: EventView) -> str | None:
-        return str(event.data["pod"]) if event.kind == "run.leased" and isinstance(event.data, dict) and event.data.get("pod") else None
-
-    seen: set[UUID] = set()
-    for event in client.tail(namespace, run) if follow else client.events(namespace, run):
-        if (pod_id := of(event)) is None or UUID(pod_id) in seen:
-            continue
-        seen.add(UUID(pod_id))
-        if (pod := state.pods().get(UUID(pod_id))) is not None:
-            yield pod
-        else:
-            typer.echo(f"(no log of the pod {pod_id}: it was not started here)", err=True)
+def _separator(lease: Lease, pod_name: PodName) -> str:
+    return f"--- {clock(lease.at)} {pod_name(lease.pod_id)} goes on (attempt {lease.attempt}, epoch {lease.epoch}) ---"
 
 
-def _lines(file: Path, state: StateDir, pod: UUID, *, follow: bool) -> Iterator[str]:
-    """The log's lines; with ``follow`` until its pod has ended."""
-    try:
-        with file.open(encoding="utf-8", errors="replace") as log:
-            while True:
-                ended = not follow or bool(state.pods()[pod].ended)
-                while line := log.readline():
-                    yield line
-                if ended:
-                    return
-                time.sleep(POLL_SECONDS)
-    except FileNotFoundError:
-        typer.echo(f"(the log {file} is gone)", err=True)
+class _Leases:
+    """The leases that a run's events tell of."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._last: Lease | None = None
+
+    def take(self, event: EventView) -> Lease | None:
+        if event.kind in ENDS and self._last is not None:
+            self._last.over.set()
+        data: dict[str, Any] = event.data if isinstance(event.data, dict) else {}
+        if event.kind != "run.leased" or not data.get("pod"):
+            return None
+        self._last = Lease(str(data["pod"]), self._pool, event.epoch, int(data.get("attempt") or 1), event.at, threading.Event())
+        return self._last
+
+
+def _past(client: Client, namespace: str, run: str, pool: str) -> Iterator[Lease]:
+    """One for each pod: its log holds what it printed under later leases too."""
+    leases = _Leases(pool)
+    pods = {lease.pod_id: lease for event in client.events(namespace, run) if (lease := leases.take(event)) is not None}
+    return iter(pods.values())
+
+
+def _followed(client: Client, namespace: str, run: str, pool: str) -> Iterator[Lease]:
+    """Those to come too, until the run is terminal. Raises ApiError."""
+    queue: SimpleQueue[Lease | ApiError | None] = SimpleQueue()
+
+    def tail() -> None:
+        leases = _Leases(pool)
+        try:
+            for event in client.tail(namespace, run):
+                if (lease := leases.take(event)) is not None:
+                    queue.put(lease)
+            queue.put(None)
+        except ApiError as error:
+            queue.put(error)
+
+    threading.Thread(target=tail, name="tail", daemon=True).start()
+    while (item := queue.get()) is not None:
+        if isinstance(item, ApiError):
+            raise item
+        yield item

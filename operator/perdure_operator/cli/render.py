@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from perdure_operator.cli.story import PodName, age, clock, plain, tell
+from perdure_operator.cli.story import PodName, PodNames, age, clock, plain, tell
 from perdure_operator.cli.views import EventView, JournalView, LedgerView, PoolView, RunView, WhyView
 
 STYLES = {
@@ -103,9 +103,9 @@ COLUMNS = ("NAME", "PHASE", "WAITING-FOR", "STEP/PROGRESS", "ATTEMPT", "POD", "A
 WIDE = ("POOL", "CHILDREN", "ID", "SUMMARY")
 
 
-def run_row(run: RunView, pod_name: PodName, *, with_namespace: bool) -> list[str | Text]:
+def run_row(run: RunView, pod_names: PodNames, *, with_namespace: bool) -> list[str | Text]:
     name = run.full_name if with_namespace else run.name
-    pod = pod_name(run.pod_id) if run.pod_id else ""
+    pod = pod_names(run.pool)(run.pod_id) if run.pod_id else ""
     return [
         name,
         phase(run.phase),
@@ -117,11 +117,11 @@ def run_row(run: RunView, pod_name: PodName, *, with_namespace: bool) -> list[st
     ]
 
 
-def runs(found: Iterable[RunView], pod_name: PodName, *, wide: bool = False, with_namespace: bool = False) -> Table:
+def runs(found: Iterable[RunView], pod_names: PodNames, *, wide: bool = False, with_namespace: bool = False) -> Table:
     def row(run: RunView) -> list[str | Text]:
         children = f"{run.children.active}/{run.children.total}" if run.children.total else ""
         extra = [run.pool, children, run.run_id, run.summary or run.objective]
-        return run_row(run, pod_name, with_namespace=with_namespace) + (extra if wide else [])
+        return run_row(run, pod_names, with_namespace=with_namespace) + (extra if wide else [])
 
     return table(COLUMNS + (WIDE if wide else ()), map(row, found))
 
@@ -160,29 +160,29 @@ def journal(found: Iterable[JournalView]) -> Table:
     return table(("SEQ", "KIND", "KEY", "STATE", "ATTEMPTS", "ERROR"), map(row, found))
 
 
-def tree(root: RunView, descendants: Sequence[RunView], pod_name: PodName) -> Tree:
+def tree(root: RunView, descendants: Sequence[RunView], pod_names: PodNames) -> Tree:
     children: dict[str | None, list[RunView]] = {}
     for run in descendants:
         children.setdefault(run.parent, []).append(run)
-    top = Tree(_label(root, pod_name))
+    top = Tree(_label(root, pod_names))
     open_branches = [(top, root)]
     while open_branches:
         branch, run = open_branches.pop()
-        open_branches += [(branch.add(_label(child, pod_name)), child) for child in children.get(run.run_id, [])]
+        open_branches += [(branch.add(_label(child, pod_names)), child) for child in children.get(run.run_id, [])]
     return top
 
 
-def _label(run: RunView, pod_name: PodName) -> Text:
+def _label(run: RunView, pod_names: PodNames) -> Text:
     text = Text.assemble(plain(run.name), "  ", phase(run.phase))
-    for part in (waiting(run), progress(run), pod_name(run.pod_id) if run.pod_id else "", plain(run.summary)):
+    for part in (waiting(run), progress(run), pod_names(run.pool)(run.pod_id) if run.pod_id else "", plain(run.summary)):
         if part:
             text.append(f"  {plain(part)}", style="dim")
     return text
 
 
-def why(view: WhyView, namespace: str, run: str, pod_name: PodName) -> RenderableType:
-    """State, reason, and for each wait what would end it. The pod has the name that the other commands call it by."""
-    option = "" if namespace == "default" else f"-n {namespace} "
+def why(view: WhyView, run: str, pod_name: PodName, command: Callable[[str], str]) -> RenderableType:
+    """State, reason, and for each wait what would end it. The pod has the name that the other commands call it by. ``command``: the
+    beginning of a command line for a verb."""
     lines = [Text.assemble(phase(view.state), f" for {age(view.since)}" if view.since else "")]
     if not view.waiting_for and (view.reason or view.message):
         message = _POD.sub(lambda found: f"pod {pod_name(found[1])}", view.message)
@@ -191,7 +191,7 @@ def why(view: WhyView, namespace: str, run: str, pod_name: PodName) -> Renderabl
         parts = [f"waits for {wait}", f"for {age(wait.since)}" if wait.since else "", f"due {clock(wait.at)}" if wait.at else ""]
         lines.append(Text("  " + plain(", ".join(p for p in parts if p))))
         if wait.kind == "signal":
-            lines.append(Text(plain(f"    to send it: perdure signal {option}{run} {wait.name}"), style="dim"))
+            lines.append(Text(plain(f"    to send it: {command('signal')} {run} {wait.name}"), style="dim"))
         elif wait.kind == "child_done":
-            lines.append(Text(plain(f"    to see it:  perdure why {option}{wait.name}"), style="dim"))
+            lines.append(Text(plain(f"    to see it:  {command('why')} {wait.name}"), style="dim"))
     return Text("\n").join(lines)

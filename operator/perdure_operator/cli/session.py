@@ -14,9 +14,10 @@ import sys
 
 from perdure_operator.cli.apply import apply, pool_names
 from perdure_operator.cli.client import Client, Unavailable
-from perdure_operator.cli.context import FAILED, Connection
+from perdure_operator.cli.context import FAILED
 from perdure_operator.cli.follow import Follower, News
 from perdure_operator.cli.live import View, view
+from perdure_operator.cli.local import LocalConnection
 from perdure_operator.gateway.auth import LocalTokens, make_secret
 from perdure_operator.local.dev import Dev, Limits
 from perdure_operator.local.manifests import Loaded
@@ -55,7 +56,7 @@ async def _work(machine: Dev, loaded: list[Loaded], shown: View, *, once: bool) 
     shown.say("starting the database and two gateways")
     session = await machine.start()
     shown.say(f"ready: {' and '.join(session.urls)}")
-    connection = Connection(Client(session.urls, session.token), machine.state)
+    connection = LocalConnection(Client(session.urls, session.token), machine.state)
     client = connection.client
     known = await asyncio.to_thread(lambda: {run.run_id: run.last_seq for run in client.runs("-")})
     ours = set()
@@ -77,7 +78,7 @@ async def _work(machine: Dev, loaded: list[Loaded], shown: View, *, once: bool) 
                     shown.say(f"{error}; trying again")
                 silent = True
             else:
-                shown.update(news, connection.pod_name)
+                shown.update(news, connection.pod_names)
                 ended = [run for run in news.runs if run.run_id in ours and (run.terminal or run.parked)]
                 if once and len(ended) == len(ours):
                     return FAILED if any(run.state != "Succeeded" for run in ended) else 0

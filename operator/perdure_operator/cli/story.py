@@ -12,6 +12,8 @@ from perdure_operator.cli.views import EventView
 
 PodName = Callable[[str], str]
 """Name of a pod by its id."""
+PodNames = Callable[[str], PodName]
+"""The same for the pods of a pool (namespace/name)."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -89,6 +91,7 @@ _TOLD: dict[str, Callable[[_Data], str]] = {
     "run.cancelled": lambda d: _after("cancelled", d["message"]),
     "run.cancel_requested": lambda d: _after("cancel requested", d["reason"]),
     "run.pause_requested": lambda _: "pause requested",
+    "run.detached": lambda _: "goes on without its parent",
     "run.resume_requested": lambda _: "resume requested",
     "step.succeeded": lambda d: f"step {d['name']} done",
     "step.failed": lambda d: f"step {d['name']} failed",

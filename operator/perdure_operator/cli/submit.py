@@ -1,4 +1,8 @@
-"""`perdure submit`: start runs from files, or one from the command line, and watch them if asked."""
+"""`submit`: start runs from files, or one from the command line, and watch them if asked.
+
+On a cluster a file's objects are created by the apiserver, as `kubectl create` would, and the operator makes runs of them; with
+--store-only the gateway makes the runs, and no object stands for them. On this machine all runs are of that kind.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,17 @@ from typing import Annotated, Any
 import typer
 
 from perdure_operator.cli import render
-from perdure_operator.cli.context import FAILED, NEW_RUN, USAGE, Connection, Format, Namespace, connect, fail, new_run
+from perdure_operator.cli.connection import Applied, Connection
+from perdure_operator.cli.context import FAILED, NEW_RUN, USAGE, Format, Namespace, connect, fail, new_run
 from perdure_operator.cli.follow import Follower
 from perdure_operator.cli.render import Output
 from perdure_operator.cli.story import clock, plain, tell
+from perdure_operator.cli.target import choice
 from perdure_operator.cli.verbs import JSON_HELP, payload
 from perdure_operator.cli.views import RunView
 
-POLL_SECONDS = 0.2
+UNTAKEN_SECONDS = 5.0
+"""After this it is said that no operator has made a run of a resource."""
 
 
 def submit(
@@ -28,40 +35,40 @@ def submit(
     name: Annotated[str | None, typer.Option(help="Without a file: the run's name; a new one if not given.")] = None,
     objective: Annotated[str | None, typer.Option(help="Without a file: what the agent is to do.")] = None,
     value: Annotated[str | None, typer.Option("--input", metavar="JSON", help=f"Without a file: the input. {JSON_HELP}")] = None,
+    store_only: Annotated[bool, typer.Option("--store-only", help="On a cluster: runs without an AgentRun resource.")] = False,
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Tell what happens until all have ended; exit 1 if one failed.")] = False,
-    namespace: Namespace = "default",
+    namespace: Namespace = None,
     output: Format = Output.TABLE,
 ) -> None:
     """Start runs. A run of the same name that is there already is not started twice; exit 1 if it has ended."""
     paths = [*(files or ()), *(more or ())]
+    program = choice().program
     if bool(paths) == bool(pool):
-        fail("say what to run", "Give files (perdure submit run.yaml) or a pool (perdure submit --pool worker --input '{}').", USAGE)
-    from perdure_operator.cli.apply import Applied, apply
-    from perdure_operator.cli.apply import submit as submit_one
+        fail("say what to run", f"Give files ({program} submit run.yaml) or a pool ({program} submit --pool worker --input '{{}}').", USAGE)
     from perdure_operator.local.manifests import load
 
     connection = connect()
+    place = namespace or connection.default_namespace
     applied: Iterable[Applied]
     if pool is not None:
         named = name or f"{pool}-{secrets.token_hex(3)}"
-        body = {"spec": _spec(pool, objective, payload(value))}
-        applied = [submit_one(connection.client, namespace, named, body, f"submit:{named}")]
+        applied = [connection.submit(place, named, _spec(pool, objective, payload(value)), store_only=store_only)]
     else:
-        applied = apply(connection.client, load(paths, namespace=namespace))
-    runs, over = [], []
+        applied = connection.apply(load(paths, namespace=place), store_only=store_only)
+    done = []
     for item in applied:
-        if item.run.terminal and not item.created:
-            over.append(item.run)
-        runs.append(item.run)
-        if output is Output.TABLE and not watch:
+        done.append(item)
+        if output in (Output.TABLE, Output.WIDE) and not watch:
             print(f"{item.run.full_name} {'created' if item.created else f'is there already ({item.run.state})'}")
+    over = [item.run for item in done if item.run.terminal and not item.created]
+    runs = [item.run for item in done]
     if watch:
         runs = watch_runs(connection, runs)
-    if output is not Output.TABLE:
-        answers = [connection.client.get(f"/v1/namespaces/{run.namespace}/runs/{run.run_id}") for run in runs]
+    if output in (Output.JSON, Output.YAML):
+        answers = [item.resource if item.resource and not watch else _answer(connection, run) for item, run in zip(done, runs, strict=True)]
         render.document(answers[0] if len(answers) == 1 else {"items": answers}, output)
     if over:
-        again = f"perdure submit --pool {pool} --name NEW" if pool is not None else new_run(str(paths[0]))
+        again = f"{program} submit --pool {pool} --name NEW" if pool is not None else new_run(str(paths[0]))
         typer.echo(f"{', '.join(run.full_name for run in over)}: nothing was started. {NEW_RUN}{again}", err=True)
     # With --watch the question is how the run ended, not whether it was new.
     if any(run.state != "Succeeded" for run in runs) if watch else over:
@@ -71,13 +78,24 @@ def submit(
 def watch_runs(connection: Connection, runs: list[RunView]) -> list[RunView]:
     """Tells the story of these runs on standard error until all are terminal; gives them as they ended."""
     follower = Follower(connection.client, "-")
+    since, told = time.monotonic(), set[str]()
     while True:
-        runs = [connection.client.run(run.namespace, run.run_id) for run in runs]
-        for run, event in follower.news_of(runs):
-            typer.echo(f"{clock(event.at)} {plain(run.full_name)} {tell(event, connection.pod_name)}", err=True)
-        if all(run.terminal for run in runs):
+        runs = [connection.refresh(run) for run in runs]
+        for run, event in follower.news_of(run for run in runs if run.run_id):
+            typer.echo(f"{clock(event.at)} {plain(run.full_name)} {tell(event, connection.pod_names(run.pool))}", err=True)
+        if time.monotonic() - since > UNTAKEN_SECONDS:
+            for run in (run for run in runs if not run.run_id and run.full_name not in told):
+                told.add(run.full_name)
+                typer.echo(
+                    f"{plain(run.full_name)} waits for the operator: {plain(run.message) or 'it has not looked at it yet'}", err=True
+                )
+        if all(run.terminal and run.run_id for run in runs):
             return runs
-        time.sleep(POLL_SECONDS)
+        time.sleep(connection.poll_seconds)
+
+
+def _answer(connection: Connection, run: RunView) -> Any:
+    return connection.client.get(f"/v1/namespaces/{run.namespace}/runs/{run.run_id}")
 
 
 def _spec(pool: str, objective: str | None, value: Any) -> dict[str, Any]:

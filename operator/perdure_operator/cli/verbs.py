@@ -12,7 +12,7 @@ import typer
 
 from perdure_operator.cli import render
 from perdure_operator.cli.client import ApiError, Client, run_path
-from perdure_operator.cli.context import USAGE, Format, Namespace, RunName, connect, fail, split
+from perdure_operator.cli.context import USAGE, Format, Namespace, RunName, connect, fail
 from perdure_operator.cli.render import Output
 from perdure_operator.cli.story import plain
 
@@ -40,12 +40,12 @@ def signal(
     name: Annotated[str, typer.Argument(help="The name that the run waits for.")],
     value: Annotated[str | None, typer.Argument(metavar="[JSON]", help=JSON_HELP)] = None,
     signal_id: Annotated[str | None, typer.Option("--id", help="Sent twice under the same id it counts once.")] = None,
-    namespace: Namespace = "default",
+    namespace: Namespace = None,
     output: Format = Output.TABLE,
 ) -> None:
     """Send a signal to a run; it is kept if the run does not wait for it yet."""
-    place, run_name = split(run, namespace)
-    client, sent = connect().client, payload(value)
+    sent, connection = payload(value), connect()
+    client, (place, run_name) = connection.client, connection.split(run, namespace)
     # Looked at before, because of a wait for several signals nothing may be left of this one afterwards.
     other = _other_waits(client, place, run_name, name) if output not in (Output.JSON, Output.YAML) else ""
     answer = client.signal(place, run_name, name, sent, signal_id or str(uuid4()))
@@ -72,26 +72,27 @@ def _other_waits(client: Client, namespace: str, run: str, name: str) -> str:
 def cancel(
     run: RunName,
     reason: Annotated[str | None, typer.Option(help="Is kept in the log.")] = None,
-    namespace: Namespace = "default",
+    namespace: Namespace = None,
     output: Format = Output.TABLE,
 ) -> None:
     """Cancel a run and its children: the agent is asked to stop, then made to."""
     _verb("cancel", run, namespace, output, {"reason": reason} if reason else {})
 
 
-def pause(run: RunName, namespace: Namespace = "default", output: Format = Output.TABLE) -> None:
+def pause(run: RunName, namespace: Namespace = None, output: Format = Output.TABLE) -> None:
     """Park a run: it gives its pod back and keeps what comes in until it is resumed."""
     _verb("pause", run, namespace, output, {})
 
 
-def resume(run: RunName, namespace: Namespace = "default", output: Format = Output.TABLE) -> None:
+def resume(run: RunName, namespace: Namespace = None, output: Format = Output.TABLE) -> None:
     """Let a paused run go on."""
     _verb("resume", run, namespace, output, {})
 
 
-def _verb(verb: str, run: str, namespace: str, output: Output, body: dict[str, str]) -> None:
-    place, name = split(run, namespace)
-    answer = connect().client.send("POST", run_path(place, name, verb), body)
+def _verb(verb: str, run: str, namespace: str | None, output: Output, body: dict[str, str]) -> None:
+    connection = connect()
+    place, name = connection.split(run, namespace)
+    answer = connection.client.send("POST", run_path(place, name, verb), body)
     if output in (Output.JSON, Output.YAML):
         render.document(answer, output)
     else:

@@ -9,6 +9,7 @@ import typer
 
 from perdure_operator.cli import render
 from perdure_operator.cli.context import FAILED, Format, connect, fail
+from perdure_operator.cli.local import LocalConnection
 from perdure_operator.cli.render import Output
 
 
@@ -20,7 +21,8 @@ def verify(
     from perdure_operator.store.store import Store
 
     if dsn is None:
-        state = connect().state
+        connection = connect()
+        state = connection.state if isinstance(connection, LocalConnection) else None
         session = state.session() if state is not None else None
         if session is None:
             fail("there is no local session here", "Give the store with --dsn.", FAILED)

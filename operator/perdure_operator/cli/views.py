@@ -70,6 +70,7 @@ class RunView(View, frozen=True):
     children: Children = Children()
     steps: int = 0
     progress: Any = None
+    usage: dict[str, Any] | None = None
 
     @property
     def full_name(self) -> str:

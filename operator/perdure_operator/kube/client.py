@@ -32,6 +32,7 @@ from perdure_operator.kube.resources import (
     NAMESPACES,
     PODS,
     SECRETS,
+    SERVICE_ACCOUNTS,
     TOKEN_REVIEWS,
     TRIGGERS,
     Resource,
@@ -46,12 +47,12 @@ PAGE = 500
 FENCED_TRIES = 5
 """Each is lost to another writer of the same object."""
 _JSON, _MERGE, _OPERATIONS = "application/json", "application/merge-patch+json", "application/json-patch+json"
-_FIELD_MANAGER = {"fieldManager": FIELD_MANAGER}
 
 
 @dataclass(frozen=True)
 class KubeSettings:
-    """``rate`` requests a second, ``burst`` at once. ``timeout``: seconds for a request, waiting for its turn included."""
+    """``rate`` requests a second, ``burst`` at once. ``timeout``: seconds for a request, waiting for its turn included. ``user_agent`` is
+    the field manager too."""
 
     rate: float = 50.0
     burst: int = 100
@@ -68,6 +69,7 @@ class KubeClient:
         self._connection = connection
         self._settings = settings
         self._bucket = TokenBucket(settings.rate, settings.burst)
+        self._field_manager = {"fieldManager": settings.user_agent}
         endpoint = connection.endpoint
         self._proxy, self._server_name = endpoint.proxy, endpoint.server_name
         self._session = aiohttp.ClientSession(
@@ -128,7 +130,7 @@ class KubeClient:
 
     async def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
         whole = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
-        return await self._request("create", resource, "POST", resource.path(namespace), query=_FIELD_MANAGER, body=whole)
+        return await self._request("create", resource, "POST", resource.path(namespace), query=self._field_manager, body=whole)
 
     async def delete(
         self, resource: Resource, namespace: str | None, name: str, *,
@@ -185,7 +187,7 @@ class KubeClient:
     ) -> Object:
         path = resource.path(namespace, name, subresource)
         return await self._request(
-            "patch", resource, "PATCH", path, query=_FIELD_MANAGER, body=body, content_type=content_type, subresource=subresource
+            "patch", resource, "PATCH", path, query=self._field_manager, body=body, content_type=content_type, subresource=subresource
         )
 
     # ------------------------------------------------------------------------------------------------------------ reviews
@@ -217,6 +219,13 @@ class KubeClient:
         }
         status = (await self._review(ACCESS_REVIEWS, spec)).get("status") or {}
         return AccessStatus(status.get("allowed", False), status.get("reason", ""))
+
+    async def request_token(self, namespace: str, service_account: str, *, seconds: int) -> str:
+        """A token of a service account, for the apiserver's own audience. Needs the right to ``create serviceaccounts/token``."""
+        path = SERVICE_ACCOUNTS.path(namespace, service_account, "token")
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": seconds}}
+        answer = await self._request("create", SERVICE_ACCOUNTS, "POST", path, body=body, subresource="token")
+        return str(answer["status"]["token"])
 
     async def _review(self, resource: Resource, spec: Object) -> Object:
         body = {"apiVersion": resource.api_version, "kind": resource.kind, "spec": spec}

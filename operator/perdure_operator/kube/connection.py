@@ -1,8 +1,8 @@
 """Where the apiserver is, and how to prove who we are.
 
 In a pod that is a file of the kubelet's and two environment variables, read here: ``import kubernetes.aio`` loads the models of the whole
-API twice (110 MiB and 6 s of CPU time, in every gateway and operator), to read that same file. For a kubeconfig, with its exec plugins,
-OIDC and merged files, the library does it.
+API twice (110 MiB and 6 s of CPU time, in every gateway and operator), to read that same file. Kubeconfigs are read by
+:mod:`kubeconfig`, for the same reason.
 """
 
 from __future__ import annotations
@@ -96,34 +96,12 @@ class ServiceAccount(Connection):
             raise KubeUnavailable(f"the service account's token cannot be read: {error}") from error
 
 
-class Kubeconfig(Connection):
-    """A context of kubeconfig files (several, separated as in ``KUBECONFIG``)."""
-
-    def __init__(self, paths: str, context: str | None = None) -> None:
-        super().__init__(KUBECONFIG_SECONDS)
-        self._paths, self._context = paths, context
-
-    async def _read(self) -> str | None:
-        from kubernetes.aio.client.configuration import Configuration
-        from kubernetes.aio.config import ConfigException, load_kube_config
-
-        configuration = Configuration()
-        try:
-            await load_kube_config(self._paths, context=self._context, client_configuration=configuration, persist_config=False)
-        except (ConfigException, OSError, ValueError) as error:
-            raise NoCluster(f"{self._paths}: {error}") from error
-        self.endpoint = Endpoint(
-            configuration.host, configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file,
-            configuration.verify_ssl, configuration.tls_server_name, configuration.proxy,
-        )  # fmt: skip
-        value: str | None = configuration.api_key.get("BearerToken")
-        return value
-
-
 async def connect(kubeconfig: str | None = None, context: str | None = None, *, env: Mapping[str, str] = os.environ) -> Connection:
     """The kubeconfig that is named, else the service account of this pod, else ``KUBECONFIG`` or ``~/.kube/config``. Raises NoCluster."""
     if kubeconfig is None and context is None and env.get("KUBERNETES_SERVICE_HOST"):
         return ServiceAccount(env=env)
-    connection = Kubeconfig(kubeconfig or env.get("KUBECONFIG") or str(Path.home() / ".kube" / "config"), context)
+    from perdure_operator.kube.kubeconfig import Kubeconfig, default_paths
+
+    connection = Kubeconfig(kubeconfig or default_paths(env), context)
     await connection.authorization()
     return connection

@@ -26,6 +26,13 @@ class Unserved(KubeUnavailable):
     action = "Install the CRDs; if they are installed, the apiserver has just started and will serve them soon."
 
 
+class Unauthorized(KubeUnavailable):
+    """The apiserver does not accept the credential, or there was none."""
+
+    code, status = "kube-unauthorized", 401
+    action = "Check that the credential is valid still; a person logs in again."
+
+
 class _Cause(msgspec.Struct):
     reason: str = ""
     message: str = ""
@@ -62,7 +69,9 @@ def refusal(status: int, headers: Mapping[str, str], content: bytes, request: st
         return KubeForbidden(detail, quota=bool(_QUOTA.search(told.message)))
     if status == 410:
         return Expired(detail)
-    if status in (401, 408, 429) or status >= 500:
+    if status == 401:
+        return Unauthorized(detail)
+    if status in (408, 429) or status >= 500:
         return KubeUnavailable(detail, retry_after=_retry_after(headers, details))
     if status == 422 and any(cause.field == "metadata.uid" for cause in details.causes):
         return KubeConflict(detail)

@@ -2,97 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
 import pytest
 import yaml
 from aiohttp import web
+from tests.unit.cli.fake_gateway import CHILD_ID, EVENTS, POD_ID, RUN_ID, FakeGateway, problem, run
 from typer.testing import CliRunner, Result
 
 from perdure_operator.cli.dev import _again
 from perdure_operator.cli.main import app
 from perdure_operator.local.state import PodRecord, Session, StateDir
-
-RUN_ID, CHILD_ID = "01a2009f-c5b4-767b-b506-659dd27ac9f7", "01a2009f-c5b4-767b-b506-659dd27ac9f8"
-POD_ID = "6f1f3c0e-6c3b-4a0e-9d0c-3d1f2a9b7c55"
-
-
-def run(**changes: Any) -> dict[str, Any]:
-    return {
-        "runId": RUN_ID, "namespace": "default", "name": "weekly", "pool": "default/worker", "state": "Running", "reason": "Leased",
-        "message": "", "epoch": 2, "attempt": 1, "summary": "Weekly market report", "objective": "", "parent": None, "root": RUN_ID,
-        "podId": POD_ID, "createdAt": "2026-11-21T12:00:00+00:00", "startedAt": None, "finishedAt": None, "waitingFor": [],
-        "result": None, "error": None, "lastSeq": 3, "cancelRequested": False, "paused": False, "labels": {},
-        "children": {"active": 0, "succeeded": 0, "failed": 0}, "steps": 2, "aFieldOfTomorrow": 1, **changes,
-    }  # fmt: skip
-
-
-EVENTS = [
-    {"seq": 1, "at": "2026-11-21T12:00:00+00:00", "epoch": 0, "kind": "run.created", "data": {"pool": "default/worker"}},
-    {"seq": 2, "at": "2026-11-21T12:00:01+00:00", "epoch": 2, "kind": "run.leased", "data": {"pod": POD_ID, "epoch": 2}},
-    {"seq": 3, "at": "2026-11-21T12:00:02+00:00", "epoch": 2, "kind": "step.succeeded", "data": {"name": "crawl"}},
-]
-
-
-class FakeGateway:
-    """Answers what ``answers`` holds for "METHOD path"; keeps what it was sent."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, Any] = {}
-        self.requests: list[tuple[str, Any, dict[str, str]]] = []
-        self.url = ""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    async def _start(self) -> None:
-        application = web.Application()
-        application.router.add_route("*", "/{rest:.*}", self._handle)
-        self._runner = web.AppRunner(application)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
-        what = f"{request.method} {request.path}"
-        raw = await request.text()
-        self.requests.append(
-            (what, json.loads(raw) if raw else None, {**request.headers, **{f"?{k}": v for k, v in request.query.items()}})
-        )
-        answer = self.answers.get(what, {} if request.method == "PUT" else None)
-        if callable(answer):
-            answer = answer(request)
-        if answer is None:
-            return problem(404, "run-not-found", "there is no such run", "Check the name.")
-        if isinstance(answer, web.Response):
-            return answer
-        return web.json_response(answer, status=201 if request.method == "POST" else 200)
-
-    def last(self) -> tuple[str, Any, dict[str, str]]:
-        return self.requests[-1]
-
-
-def problem(status: int, code: str, detail: str, action: str) -> web.Response:
-    body = {"type": f"urn:perdure:{code}", "title": code, "status": status, "detail": detail, "retryable": False, "action": action}
-    return web.json_response(body, status=status, content_type="application/problem+json")
 
 
 @pytest.fixture
@@ -100,7 +25,8 @@ def gateway() -> Iterator[FakeGateway]:
     with FakeGateway() as found:
         found.answers["GET /v1/namespaces/default/runs/weekly"] = run()
         found.answers["GET /v1/namespaces/default/runs"] = {"items": [run()], "next": None}
-        found.answers["GET /v1/namespaces/default/runs/weekly/events"] = {"items": EVENTS, "next": None}
+        for name in ("weekly", RUN_ID):
+            found.answers[f"GET /v1/namespaces/default/runs/{name}/events"] = {"items": EVENTS, "next": None}
         yield found
 
 
@@ -110,6 +36,7 @@ def call(gateway: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     for name in ("PERDURE_STATE", "PERDURE_SERVER", "PERDURE_NAMESPACE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-kubeconfig"))
     state = StateDir(tmp_path / ".perdure")
     state.create()
     state.write_session(Session(1, "2026-11-21T12:00:00+00:00", [gateway.url], "the-token", "", "/tmp/x"))
@@ -225,7 +152,9 @@ def test_events_follow_until_the_end(call: Callable[..., Result], gateway: FakeG
     result = call("events", "-f", "weekly")
     assert result.exit_code == 0
     assert [line.split()[1] for line in result.stdout.splitlines()] == ["1", "2", "3"]
-    assert [r[2]["?from"] for r in gateway.requests] == ["1", "4"], "a lost connection goes on after the last event"
+    assert [r[2]["?from"] for r in gateway.requests if r[0].endswith("/tail")] == ["1", "4"], (
+        "a lost connection goes on after the last event"
+    )
 
 
 def test_tree(call: Callable[..., Result], gateway: FakeGateway) -> None:
@@ -354,21 +283,25 @@ def test_submit_and_watch_ends_as_the_run_does(call: Callable[..., Result], gate
 def test_not_found_is_3_and_says_what_to_do(call: Callable[..., Result]) -> None:
     result = call("why", "nobody")
     assert result.exit_code == 3
-    assert result.stderr == "error: there is no such run\nCheck the name.\n"
+    assert result.stderr.startswith("error: there is no such run\nCheck the name.\nMeant was the `perdure dev` of ")
+    assert result.stderr.endswith("/.perdure. For a cluster: --context NAME, or `kubectl agentrun`.\n")
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize(("status", "code"), [(400, 2), (401, 1), (403, 1), (409, 1), (413, 2), (500, 1), (503, 4)])
+@pytest.mark.parametrize(("status", "code"), [(400, 2), (401, 4), (403, 4), (409, 1), (413, 2), (500, 1), (503, 5)])
 def test_answers_of_the_gateway(call: Callable[..., Result], gateway: FakeGateway, status: int, code: int) -> None:
     gateway.answers["POST /v1/namespaces/default/runs/weekly/pause"] = lambda _: problem(status, "some-code", "no", "Do this.")
     result = call("pause", "weekly")
-    assert (result.exit_code, result.stderr) == (code, "error: no\nDo this.\n")
+    assert result.exit_code == code
+    assert result.stderr.startswith("error: no\nDo this.\n")
+    assert ("Meant was the `perdure dev`" in result.stderr) == (code in (3, 4, 5))
 
 
 def test_an_answer_that_is_no_problem_json_is_shown(call: Callable[..., Result], gateway: FakeGateway) -> None:
     gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = lambda _: web.Response(status=502, text="Bad Gateway")
     result = call("why", "weekly")
-    assert (result.exit_code, result.stderr) == (4, "error: Bad Gateway\n")
+    assert result.exit_code == 5
+    assert result.stderr.startswith("error: Bad Gateway\n")
 
 
 @pytest.mark.parametrize(
@@ -390,11 +323,11 @@ def test_wrong_use_is_2(call: Callable[..., Result], words: tuple[str, ...]) -> 
     assert result.stderr
 
 
-def test_a_gateway_that_is_gone_is_4(call: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_gateway_that_is_gone_is_5(call: Callable[..., Result], tmp_path: Path) -> None:
     state = StateDir(tmp_path / ".perdure")
     state.write_session(Session(4711, "2026-11-21T12:00:00+00:00", ["http://127.0.0.1:9"], "t", "", "/tmp/x"))
     result = call("get")
-    assert result.exit_code == 4
+    assert result.exit_code == 5
     assert "no gateway answers at http://127.0.0.1:9" in result.stderr
     assert "Is `perdure dev` (process 4711) still running?" in result.stderr
 
@@ -402,8 +335,9 @@ def test_a_gateway_that_is_gone_is_4(call: Callable[..., Result], tmp_path: Path
 def test_without_a_session_it_says_how_to_get_one(call: Callable[..., Result], tmp_path: Path) -> None:
     StateDir(tmp_path / ".perdure").end_session()
     result = call("get")
-    assert result.exit_code == 4
-    assert "Start `perdure dev`" in result.stderr
+    assert result.exit_code == 5
+    assert "there is no current context" in result.stderr
+    assert "No `perdure dev` was found from this folder upwards. For a `perdure dev`: start it" in result.stderr
 
 
 @pytest.mark.parametrize("crashed", [False, True])
@@ -414,7 +348,7 @@ def test_while_dev_starts_it_says_so(call: Callable[..., Result], tmp_path: Path
         state.end_session()
     state.acquire()
     result = call("get")
-    assert result.exit_code == 4
+    assert result.exit_code == 5
     assert f"perdure dev (process {os.getpid()}) is starting; wait for its line `ready:`" in result.stderr
 
 

@@ -1,0 +1,88 @@
+"""What a command works on: a gateway, and what is around it. Either the `perdure dev` of a folder (:mod:`local`), or a cluster."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from perdure_operator.cli.client import Client
+from perdure_operator.cli.story import PodName
+from perdure_operator.cli.views import RunView
+
+if TYPE_CHECKING:  # the models of all resources, which only `submit` needs
+    from perdure_operator.local.manifests import Loaded
+
+
+@dataclass(frozen=True)
+class Applied:
+    """``created`` is False when the run was there already. ``resource``: the AgentRun, where there is one."""
+
+    run: RunView
+    created: bool
+    resource: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A time in which a pod had the run. ``over`` is set when it has ended. ``attempt`` counts failures, ``epoch`` leases."""
+
+    pod_id: str
+    pool: str
+    epoch: int
+    attempt: int
+    at: str
+    over: Event
+
+
+class LogGone(Exception):
+    """There is no log any more; says why."""
+
+
+class Connection(ABC):
+    """``default_namespace``: of runs that name none. ``poll_seconds``: how often one may look again."""
+
+    default_namespace: str
+    poll_seconds: float
+
+    @property
+    @abstractmethod
+    def client(self) -> Client: ...
+
+    @abstractmethod
+    def pod_names(self, pool: str) -> PodName:
+        """How the pods of a pool (namespace/name) are called."""
+        ...
+
+    @abstractmethod
+    def apply(self, loaded: list[Loaded], *, store_only: bool) -> Iterator[Applied]:
+        """Makes pools and runs; yields each run as it is made, or was found."""
+        ...
+
+    @abstractmethod
+    def submit(self, namespace: str, name: str, spec: dict[str, Any], *, store_only: bool) -> Applied: ...
+
+    @abstractmethod
+    def refresh(self, run: RunView) -> RunView:
+        """The run as it is now. One without an id is a resource that has not become a run yet."""
+        ...
+
+    @abstractmethod
+    def asked(self, run: RunView) -> dict[str, Any] | None:
+        """The spec, where more than the gateway tells is known."""
+        ...
+
+    @abstractmethod
+    def log(self, lease: Lease, namespace: str, *, sidecar: bool, follow: bool) -> Iterable[str]:
+        """The lines of a pod's log; with ``follow`` until the lease is over and no more comes. Raises LogGone."""
+        ...
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to close)
+        """The command has ended."""
+
+    def split(self, run: str, namespace: str | None) -> tuple[str, str]:
+        """Namespace and name of ``NAME`` or ``NAMESPACE/NAME``."""
+        before, slash, after = run.partition("/")
+        return (before, after) if slash else (namespace or self.default_namespace, run)
