@@ -52,7 +52,7 @@ class ApiServer(Clients):
 
     def restart(self) -> None:
         """The API server alone; what it stored is in etcd."""
-        self._processes.stop(APISERVER, signal.SIGTERM)
+        self._processes.stop(APISERVER, signal.SIGKILL)
         self._processes.start_again(APISERVER)
         self._control_plane.wait()
 

@@ -11,12 +11,11 @@ import shutil
 import ssl
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from tests.cluster.errors import ClusterError, last_lines
 from tests.cluster.oci import write_layout
-from tests.cluster.paths import cache, fingerprint, locked
+from tests.cluster.paths import cache, fingerprint, locked, making
 from tests.cluster.progress import doing
 
 # Dockerfiles say this; BuildKit gives them ours instead.
@@ -61,19 +60,16 @@ def build() -> Path:
 
 
 def _build(folder: Path) -> None:
-    with (
-        doing("building the base image with debootstrap (about 1 minute)"),
-        tempfile.TemporaryDirectory(dir=cache(), prefix=".new-") as new,
-    ):
-        root, log = Path(new) / "root", cache() / "debootstrap.log"
+    with doing("building the base image with debootstrap (about 1 minute)"), making(folder) as new:
+        root, log = new / "root", cache() / "debootstrap.log"
         _debootstrap(root, log)
         (root / TRUSTED.strip("/")).write_bytes(_trusted())
         (root / "etc/pip.conf").write_text(_pip_configuration())
-        layer, result = Path(new) / "layer.tar", Path(new) / "layout"
+        layer = new / "layer.tar"
         left_out = [f"--exclude={pattern}" for pattern in LEFT_OUT]
         subprocess.run(["tar", "--numeric-owner", *left_out, "-C", root, "-cf", layer, "."], check=True)
-        write_layout(result, layer, CONFIG, "base")
-        shutil.move(result, folder)
+        shutil.rmtree(root)
+        write_layout(new, layer, CONFIG, "base")
 
 
 def _debootstrap(root: Path, log: Path) -> None:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.cluster.errors import ClusterError
 from tests.cluster.machine import obstacle_to_programs
-from tests.cluster.paths import cache, fingerprint, locked
+from tests.cluster.paths import cache, fingerprint, locked, making
 from tests.cluster.progress import doing
 
 TOOLS = Path(__file__).parent / "tools"
@@ -95,31 +93,15 @@ def search_path(groups: Iterable[Group] = ALL) -> str:
 
 
 def _build(group: Group) -> None:
-    with (
-        doing(f"building {group.name} (about {group.cold} the first time)"),
-        tempfile.TemporaryDirectory(dir=cache(), prefix=".new-") as new,
-    ):
-        result = Path(new) / "bin"
-        result.mkdir()
-        command = [
-            "go",
-            "build",
-            "-mod=readonly",
-            "-buildvcs=false",
-            "-trimpath",
-            f"-ldflags={group.ldflags}",
-            "-o",
-            f"{result}/",
-            group.what,
-        ]
+    flags = ["-mod=readonly", "-buildvcs=false", "-trimpath", f"-ldflags={group.ldflags}"]
+    with doing(f"building {group.name} (about {group.cold} the first time)"), making(group.folder) as new:
+        command = ["go", "build", *flags, "-o", f"{new}/", group.what]
         env = {**os.environ, "CGO_ENABLED": "0"}
         done = subprocess.run(command, cwd=group.module, env=env, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             raise ClusterError(f"go could not build {group.name}:\n{done.stderr.strip()[-4000:]}")
         for gos_name, usual in group.names.items():
-            (result / gos_name).rename(result / usual)
-        # Complete or absent: the folder's existence says that the build went well.
-        shutil.move(result, group.folder)
+            (new / gos_name).rename(new / usual)
 
 
 def _required_version(go_mod: Path, module: str) -> str:

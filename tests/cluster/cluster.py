@@ -128,8 +128,8 @@ class Cluster(Clients):
         """Of a program, by the name that :meth:`status` lists it under."""
         return self._processes.log(name)
 
-    def stop_apiserver(self, sig: signal.Signals = signal.SIGTERM) -> None:
-        """Returns when its process is gone."""
+    def stop_apiserver(self, sig: signal.Signals = signal.SIGKILL) -> None:
+        """Returns when its process is gone. One that is asked to end (SIGTERM) waits for its watchers, up to a minute."""
         self._processes.stop(APISERVER, sig)
 
     def start_apiserver(self) -> None:

@@ -31,6 +31,8 @@ sandbox = {pause}
 
 [plugins."io.containerd.cri.v1.runtime"]
 netns_mounts_under_state_dir = true
+# Root of a container or a small virtual machine may not protect processes from the OOM killer; then nobody is, instead of no pod running.
+restrict_oom_score_adj = true
 
 [plugins."io.containerd.cri.v1.runtime".cni]
 bin_dirs = [{cni_programs}]

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.cluster import base_image, binaries
 from tests.cluster.errors import ClusterError
 from tests.cluster.oci import digest_of
-from tests.cluster.paths import ROOT, cache, locked
+from tests.cluster.paths import KEY, ROOT, cache, locked
 from tests.cluster.processes import Processes
 from tests.cluster.progress import doing
 
@@ -56,9 +56,9 @@ class Builder:
 
     @contextmanager
     def _buildkit(self) -> Iterator[None]:
-        layers = cache() / "buildkit"
-        # One daemon at a time has the layers.
-        with locked(cache() / "buildkit.lock"):
+        # One daemon at a time has the layers; each checkout has its own, or one would wait for the other's builds.
+        layers = cache() / f"buildkit-{KEY}"
+        with locked(layers.with_suffix(".lock")):
             worker = ["--oci-worker-net", "host", "--containerd-worker=false"]
             self._launch(BUILDKITD, [str(binaries.BUILDKIT.folder / "buildkitd"), "--root", str(layers), "--addr", self._address, *worker])
             try:

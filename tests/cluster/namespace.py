@@ -3,7 +3,8 @@
 Ports cannot clash, nothing leaves the machine, and neither iptables rules nor mounts have to be taken back: both namespaces go with
 their last process. Not ``ip netns exec``, which would hide the cgroups behind a new /sys.
 
-A holder process keeps them open; others enter through its pid.
+A holder process keeps them open; others enter through its pid. A second one stays in the network that the cluster was
+started from, as the way back for those who are inside.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tests.cluster.processes import Processes
 
 T = TypeVar("T")
 HOLDER = "namespace"
+OUTSIDE = "machine-network"
 NODE_IP = "10.88.0.1"
 POD_RANGE = "10.88.0.0/16"
 SERVICE_RANGE = "10.96.0.0/16"
@@ -39,6 +41,7 @@ class Namespace:
         self._folder = folder
 
     def create(self) -> None:
+        self._processes.start(OUTSIDE, [*self._cgroup.entering(), "sleep", "infinity"])
         unshare = ["unshare", "--net", "--mount", "--propagation", "private", "sleep", "infinity"]
         self._processes.start(HOLDER, [*self._cgroup.entering(), *unshare])
         self._processes.wait_for(HOLDER, lambda: _comm(self._pid) == "sleep", CREATE_SECONDS, "in its namespaces")
@@ -58,8 +61,9 @@ class Namespace:
         self._run("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
 
     def inside(self, *, network: bool = True, mounts: bool = True) -> list[str]:
-        """Prefix of a command line."""
-        return ["nsenter", "--target", str(self._pid), *["--net"] * network, *["--mount"] * mounts, "--"]
+        """Prefix of a command line. Without ``network``: on the machine's own, even if the caller is inside."""
+        net = "--net" if network else f"--net=/proc/{self._processes.get(OUTSIDE).pid}/ns/net"
+        return ["nsenter", "--target", str(self._pid), net, *["--mount"] * mounts, "--"]
 
     def program(self, argv: Sequence[str | Path], *, network: bool = True) -> list[str]:
         """Command line of a program of the cluster: in its cgroup and its namespaces."""

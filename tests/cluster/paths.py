@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,16 @@ def locked(file: Path) -> Iterator[None]:
             say(f"waiting for another process to finish with {file.with_suffix('')}")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def making(target: Path) -> Iterator[Path]:
+    """A place to make ``target`` in, which becomes ``target`` when all went well: it is complete or absent. For who holds a lock on it."""
+    new = target.with_name(f".new-{target.name}")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    yield new
+    new.replace(target)
 
 
 def fingerprint(*parts: str | bytes) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.cluster.errors import ClusterError, last_lines
 
-STOP_SECONDS = 20.0
+STOP_SECONDS = 75.0
 CHECK_SECONDS = 0.05
 
 
