@@ -1,15 +1,21 @@
-"""The same tests on the fake and on a real apiserver. ``api``: what may only be checked on an apiserver without controllers too."""
+"""The same tests on the fake and on a real apiserver.
+
+It alone has no garbage collector: that of the fake is tried in ``test_garbage.py``, whose cases fit any cluster with controllers.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from tests.cluster import apiserver, binaries
+from tests.cluster.clients import ExistingCluster
+from tests.cluster.unavailable import unavailable
 from tests.harness.fake_kube import FakeKube
 
 from perdure_operator.kube.client import NAMESPACES, KubeApi, KubeClient, Object, Resource, TokenStatus
@@ -51,6 +57,11 @@ class Bench:
         await self.kube.create(NAMESPACES, None, {"metadata": {"name": name, "labels": labels or {}}})
         self.made.append(name)
         return name
+
+    async def clean(self) -> None:
+        for name in self.made:
+            if (namespace := await self.kube.get(NAMESPACES, None, name)) is not None:
+                await self.kube.delete(NAMESPACES, None, name, uid=namespace["metadata"]["uid"])
 
     async def widget(self, name: str = "a", **parts: Any) -> Object:
         metadata = {"name": name, **parts.pop("metadata", {})}
@@ -119,19 +130,16 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     async with await KubeClient.connect(request.getfixturevalue("kubeconfig")) as client:
         made = await real_bench(client)
         yield made
-        for name in made.made:
-            namespace = await client.get(NAMESPACES, None, name)
-            assert namespace is not None
-            await client.delete(NAMESPACES, None, name, uid=namespace["metadata"]["uid"])
+        await made.clean()
 
 
-async def real_bench(client: KubeClient) -> RealBench:
+async def real_bench(client: KubeClient, labels: dict[str, str] | None = None) -> RealBench:
     await _ensure(client, _CRDS, None, _CRD)
     async with asyncio.timeout(30):
         while not await _serves(client):  # noqa: ASYNC110 (what an apiserver serves has no event)
             await asyncio.sleep(0.05)
     bench = RealBench(client)
-    bench.namespace = await bench.new_namespace()
+    bench.namespace = await bench.new_namespace(labels)
     # An apiserver alone has nobody who makes it, and takes no pod without.
     await _ensure(client, ACCOUNTS, bench.namespace, {"metadata": {"name": "default"}})
     return bench
@@ -151,7 +159,14 @@ async def _serves(client: KubeClient) -> bool:
 
 
 @pytest.fixture(scope="session")
-def kubeconfig() -> str:
-    import os
-
-    return os.environ["PERDURE_TEST_KUBECONFIG"]
+def kubeconfig() -> Iterator[str]:
+    """Of an administrator: of the cluster that PERDURE_TEST_KUBECONFIG names, else of an apiserver of our own, without controllers."""
+    if existing := ExistingCluster.from_environment():
+        yield str(existing.kubeconfig)
+        return
+    if reason := apiserver.obstacle():
+        unavailable(reason)
+    if not binaries.are_built(binaries.CONTROL_PLANE):
+        unavailable("no API server has been built yet: run `make cluster-build`")
+    with apiserver.running() as server:
+        yield str(server.kubeconfig)

@@ -60,10 +60,11 @@ class Informer:
     def __init__(
         self, resources: Sequence[Resource], namespaces: Sequence[str], on_change: OnChange, *,
         kube: KubeApi, selectors: Mapping[Resource, str] = SELECTORS, connection: Callable[[], Awaitable[Connection]] = connect,
+        ticks: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.synced = asyncio.Event()
         self._cache = Cache(on_change)
-        self._kube, self._selectors, self._connection = kube, selectors, connection
+        self._kube, self._selectors, self._connection, self._ticks = kube, selectors, connection, ticks
         self._resources, self._namespaces = tuple(resources), tuple(namespaces)
         self._places: dict[str, _Place] = {
             resource.path(namespace): (resource, namespace) for resource in resources for namespace in (*namespaces,) or (None,)
@@ -89,8 +90,7 @@ class Informer:
     async def run(self) -> None:
         """Until cancelled. Raises what ended kopf, or InformerEnded."""
         await self._served()
-        begun = time.monotonic()
-        self._heard = dict.fromkeys(self._places, begun)
+        self._heard = dict.fromkeys(self._places, self._ticks())
         WATCH_AGE.set_function(self.age)
         kopf_thread = _Kopf(self, asyncio.get_running_loop())
         tasks = {asyncio.create_task(self._correct()), asyncio.create_task(kopf_thread.run())}
@@ -151,7 +151,8 @@ class Informer:
 
     def age(self) -> float:
         """Seconds since the most silent of the watches was last heard; apiservers send a bookmark about once a minute."""
-        return time.monotonic() - min(self._heard.values(), default=time.monotonic())
+        now = self._ticks()
+        return now - min(self._heard.values(), default=now)
 
     # ------------------------------------------------------------------------------------------- news, from the thread
 
@@ -167,7 +168,7 @@ class Informer:
     def heard(self, path: str) -> None:
         """Called in the thread: one store of a float."""
         if path in self._heard:
-            self._heard[path] = time.monotonic()
+            self._heard[path] = self._ticks()
 
 
 class _Kopf:
@@ -179,7 +180,6 @@ class _Kopf:
         self._stopped = False
         self._stop: Callable[[], object] | None = None
         self._listed: set[str] = set()
-        self._logins = 0
         self._thread = threading.Thread(target=self._main, name="kopf", daemon=True)
 
     async def run(self) -> None:
@@ -193,6 +193,8 @@ class _Kopf:
             if self._stop is not None and not self._ended.done():
                 self._stop()
             await asyncio.wait({self._ended}, timeout=STOP_SECONDS)
+            if self._ended.done():
+                self._thread.join()
             raise
         raise InformerEnded
 
@@ -221,11 +223,6 @@ class _Kopf:
             kopf.on.event(resource.group, resource.version, resource.plural, registry=registry)(self._handler(resource))
 
         async def login(**_: Any) -> kopf.AiohttpSession:
-            self._logins += 1
-            if self._logins > 1:
-                # The last session was refused: not in a tight loop.
-                await asyncio.sleep(AGAIN_SECONDS)
-                await connection.authorization(fresh=True)
             return kopf.AiohttpSession(server=connection.endpoint.server, aiohttp_session=self._session(connection))
 
         kopf.on.login(registry=registry)(login)
@@ -259,49 +256,52 @@ class _Kopf:
         return settings
 
     def _session(self, connection: Connection) -> aiohttp.ClientSession:
-        """Requests carry the token of the moment, and tell of lists and watches; answers tell that they come."""
-        trace = aiohttp.TraceConfig()
-
-        async def begun(_: aiohttp.ClientSession, __: Any, request: aiohttp.TraceRequestStartParams) -> None:
-            if (authorization := await connection.authorization()) is not None:
-                request.headers["Authorization"] = authorization
-            path = request.url.path
-            if path not in self._informer._places:
-                return
-            if "watch" not in request.url.query:
-                self._listed.add(path)
-            elif path in self._listed:
-                self._listed.discard(path)
-                self._ours.call_soon_threadsafe(self._informer.watching, path)
-
-        trace.on_request_start.append(begun)
         endpoint = connection.endpoint
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=endpoint.tls()),
             headers={"User-Agent": FIELD_MANAGER},
             proxy=endpoint.proxy,
             trust_env=True,
-            trace_configs=[trace],
-            response_class=_audible(self._informer.heard),
+            middlewares=[self._authorized(connection), self._observed],
         )
 
+    def _authorized(self, connection: Connection) -> aiohttp.ClientMiddlewareType:
+        """Requests carry the token of the moment. kopf never sees a 401: it would close the session under the other watches."""
 
-def _audible(heard: Callable[[str], None]) -> type[aiohttp.ClientResponse]:
-    """A response that calls ``heard`` with its path whenever something of it arrives. (aiohttp traces only bodies that are read whole.)"""
+        async def send(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+            fresh = False
+            while True:
+                if (authorization := await connection.authorization(fresh=fresh)) is not None:
+                    request.headers["Authorization"] = authorization
+                response = await handler(request)
+                if response.status != 401:
+                    return response
+                response.release()
+                log.warning("the apiserver does not accept our token", path=request.url.path)
+                await asyncio.sleep(AGAIN_SECONDS)
+                fresh = True
 
-    class Audible(aiohttp.ClientResponse):
-        async def start(self, connection: Any) -> aiohttp.ClientResponse:
-            await super().start(connection)
-            if self.status < 300:
-                path = self.url.path
-                heard(path)
-                self.content = _AudibleStream(self.content, lambda: heard(path))  # type: ignore[assignment]
-            return self
+        return send
 
-    return Audible
+    async def _observed(self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        """Lists and watches are told of as they begin, and each piece of an answer as it comes."""
+        path, informer = request.url.path, self._informer
+        if path in informer._places:
+            if "watch" not in request.url.query:
+                self._listed.add(path)
+            elif path in self._listed:
+                self._listed.discard(path)
+                self._ours.call_soon_threadsafe(informer.watching, path)
+        response = await handler(request)
+        if response.status < 300:
+            informer.heard(path)
+            response.content = _Audible(response.content, lambda: informer.heard(path))  # type: ignore[assignment]
+        return response
 
 
-class _AudibleStream:
+class _Audible:
+    """A body that tells of each piece of it."""
+
     def __init__(self, stream: aiohttp.StreamReader, heard: Callable[[], None]) -> None:
         self._stream, self._heard = stream, heard
 
