@@ -16,6 +16,7 @@ from tests.harness.triggers import DAILY, MANUAL, Bench, every
 from perdure_operator.domain.errors import DeliveryNotFound, TriggerNotFound
 from perdure_operator.store.resources import Owner, Resources
 from perdure_operator.store.store import Store
+from perdure_operator.store.verify import CHECKS
 
 NOON = datetime(2026, 3, 10, 12, tzinfo=UTC)
 
@@ -103,7 +104,7 @@ async def test_a_delivery_that_waits_beyond_the_deadline_makes_no_run(bench: Ben
     await move_clock(bench.pg, 61)
     await bench.round()
     [delivery] = await bench.deliveries()
-    assert (delivery["state"], delivery["message"]) == ("FAILED", "later than startingDeadlineSeconds (60)")
+    assert (delivery["state"], delivery["message"]) == ("FAILED", "later than its startingDeadlineSeconds")
     assert await bench.runs() == []
 
 
@@ -393,6 +394,10 @@ async def test_verify_finds_what_is_wrong_with_deliveries(bench: Bench) -> None:
     emitted = await bench.emit("report")
     await bench.round()
     assert await bench.store.verify() == []
+    twice = (
+        "insert into perdure.deliveries (delivery_id, trigger_key, source, dedup_key, state, fire_at, not_before, created_at) select "
+        "gen_random_uuid(), 'default/report', 'schedule', n::text, 'PENDING', 'epoch', 'epoch', 'epoch' from generate_series(1, 2) n"
+    )
     wrongs = [
         "update perdure.deliveries set run_id = null",
         "update perdure.deliveries set decision = null",
@@ -401,8 +406,7 @@ async def test_verify_finds_what_is_wrong_with_deliveries(bench: Bench) -> None:
         "update perdure.runs set idempotency_key = null",
         "delete from perdure.deliveries",
         "delete from perdure.triggers",
-        "insert into perdure.deliveries (delivery_id, trigger_key, source, dedup_key, state, fire_at, not_before, created_at) "
-        "select gen_random_uuid(), 'default/report', 'schedule', n::text, 'PENDING', 'epoch', 'epoch', 'epoch' from generate_series(1, 2) n",
+        twice,
     ]
     for wrong in wrongs:
         transaction = bench.pg.transaction()
@@ -415,6 +419,4 @@ async def test_verify_finds_what_is_wrong_with_deliveries(bench: Bench) -> None:
 
 
 async def check(connection: asyncpg.Connection) -> list[str]:
-    from perdure_operator.store.verify import CHECKS
-
     return [name for name, query in CHECKS.items() if await connection.fetch(query)]

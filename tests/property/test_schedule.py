@@ -17,8 +17,8 @@ MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 # Changes of an hour, of half an hour, of two, at midnight, forward and back; whole days skipped; odd offsets; none at all.
 ZONES = (
     "UTC Europe/Berlin Europe/London Europe/Dublin America/New_York America/Havana America/Santiago America/Sao_Paulo America/St_Johns "
-    "Atlantic/Azores Australia/Lord_Howe Australia/Adelaide Africa/Cairo Africa/Casablanca Asia/Beirut Asia/Gaza Asia/Kathmandu Asia/Tehran "
-    "Asia/Tokyo Antarctica/Troll Pacific/Apia Pacific/Chatham Pacific/Norfolk"
+    "Atlantic/Azores Australia/Lord_Howe Australia/Adelaide Africa/Cairo Africa/Casablanca Asia/Beirut Asia/Gaza Asia/Kathmandu "
+    "Asia/Tehran Asia/Tokyo Antarctica/Troll Pacific/Apia Pacific/Chatham Pacific/Norfolk"
 ).split()
 
 
@@ -71,8 +71,8 @@ jobs = st.builds(
 
 
 def oracle(job: Job, zone: ZoneInfo, start: datetime, end: datetime) -> list[datetime]:
-    """Debian's cron, woken every minute. A job with a star follows the clock; another one runs at the first pass of its minute, or, when the
-    clock jumps over it, right after the jump."""
+    """Debian's cron, woken every minute. A job with a star follows the clock; another one runs at the first pass of its minute, or, when
+    the clock jumps over it, right after the jump."""
     found, at = [], start
     before = (start - MINUTE).astimezone(zone).replace(tzinfo=None)
     while at <= end:

@@ -102,7 +102,7 @@ begin
     update perdure.deliveries set state = 'PENDING', not_before = 'infinity', attempts = attempts - 1 where delivery_id = p_delivery;
     return 'held';
   elsif d.fire_at < v_now - (p_rules ->> 'deadlineSeconds')::double precision * interval '1 second' then
-    perform perdure.close_delivery(p_delivery, 'FAILED', format('later than startingDeadlineSeconds (%s)', p_rules ->> 'deadlineSeconds'), null, v_now);
+    perform perdure.close_delivery(p_delivery, 'FAILED', 'later than its startingDeadlineSeconds', null, v_now);
     return 'missed';
   end if;
   if (p_rules ->> 'forbid')::boolean then
