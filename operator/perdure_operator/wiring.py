@@ -18,6 +18,8 @@ from perdure_operator.controllers.probes import probes
 from perdure_operator.controllers.release import release_finalizers
 from perdure_operator.gateway.app import Gateway
 from perdure_operator.gateway.auth import Authenticator, LocalTokens, load_secret
+from perdure_operator.gateway.kubernetes_auth import KubernetesAuthenticator
+from perdure_operator.gateway.secrets import KubeSecrets
 from perdure_operator.gateway.tls import Certificate
 from perdure_operator.kube.client import KubeClient, KubeSettings
 from perdure_operator.kube.specs.pod import PodSettings
@@ -29,18 +31,21 @@ log = structlog.get_logger(__name__)
 SHUTDOWN_SECONDS = 5.0
 OPERATOR_CONNECTIONS = 12
 API_RATE, API_BURST = 300.0, 300
-"""Requests a second of an operator to the apiserver, whose priority and fairness decides beyond that."""
+"""Requests a second of one process to the apiserver, whose priority and fairness decides beyond that."""
 
 
 async def run_gateway(config: GatewayConfig) -> None:
     """Serves until SIGTERM or SIGINT. A background loop that breaks ends it with that error."""
     certificate = _certificate(config.tls) if config.tls else None
-    authenticator = _authenticator(config)
     stop = _stop_signals()
     async with AsyncExitStack() as parts:
         store = await Store.connect(config.dsn, connections=config.connections, prepared_statements=config.prepared_statements)
         parts.push_async_callback(store.close)
-        gateway = Gateway(store, config.name, authenticator, lease_seconds=config.lease_seconds)
+        kube = None
+        if config.auth == "kubernetes":
+            kube = await parts.enter_async_context(await KubeClient.connect(settings=KubeSettings(rate=API_RATE, burst=API_BURST)))
+        secrets = KubeSecrets(kube) if kube is not None else None
+        gateway = Gateway(store, config.name, _authenticator(config, store, kube), lease_seconds=config.lease_seconds, secrets=secrets)
         if config.metrics_listen:
             await parts.enter_async_context(_serving(gateway.probes(), config.metrics_listen))
         tls = certificate.context if certificate else None
@@ -118,11 +123,11 @@ def _certificate(files: TlsFiles) -> Certificate:
         raise ConfigError(f"PERDURE_TLS_CERT_FILE and PERDURE_TLS_KEY_FILE are no certificate and its key: {error}") from error
 
 
-def _authenticator(config: GatewayConfig) -> Authenticator:
-    if config.auth == "kubernetes" or config.token_secret_file is None:
-        raise ConfigError(
-            "PERDURE_AUTH is kubernetes, which this version does not have yet; set PERDURE_AUTH=local and PERDURE_TOKEN_SECRET_FILE"
-        )
+def _authenticator(config: GatewayConfig, store: Store, kube: KubeClient | None) -> Authenticator:
+    if kube is not None:
+        return KubernetesAuthenticator(kube, store, audience=config.token_audience)
+    if config.token_secret_file is None:
+        raise ConfigError("PERDURE_AUTH is local: set PERDURE_TOKEN_SECRET_FILE")
     try:
         return LocalTokens(load_secret(config.token_secret_file))
     except ValueError as error:

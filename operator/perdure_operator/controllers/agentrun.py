@@ -34,16 +34,17 @@ log = structlog.get_logger(__name__)
 Json = dict[str, Any]
 
 AGAIN_SECONDS = 0.5
-BLOCKED_SECONDS = 10.0
+BLOCKED_SECONDS = 5.0
+TAKEN_SECONDS = 1.0
 ORPHAN_FINALIZER = "orphan"
 
 
 class Blocked(Exception):
     """The resource cannot become a run now; its status says why. ``reason`` as in conditions."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, *, again: float = BLOCKED_SECONDS) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.again = reason, again
 
 
 class AgentRuns:
@@ -66,7 +67,7 @@ class AgentRuns:
             return await self._living(resource)
         except Blocked as blocked:
             await self._say_blocked(resource, blocked)
-            return BLOCKED_SECONDS
+            return blocked.again
 
     async def deleted(self, last: Json) -> None:
         """The object is gone; ``last`` is its last state. With our finalizer it cannot go unnoticed; somebody may have removed that."""
@@ -98,9 +99,11 @@ class AgentRuns:
                 await self._cancel(admitted.run, "its resource was replaced by another of the same name")
             return AGAIN_SECONDS
         if admitted.decision == "name-taken":
-            raise Blocked("NameTaken", f"run {admitted.run}, which has no resource, has this name and has not ended; choose another name")
+            words = f"run {admitted.run}, which has no resource, has this name and has not ended; choose another name"
+            raise Blocked("NameTaken", words, again=TAKEN_SECONDS)
         if admitted.decision == "key-taken":
-            raise Blocked("IdempotencyKeyTaken", f"another AgentRun, of run {admitted.run}, has this idempotencyKey; choose another key")
+            words = f"another AgentRun, of run {admitted.run}, has this idempotencyKey; choose another key"
+            raise Blocked("IdempotencyKeyTaken", words, again=TAKEN_SECONDS)
         if admitted.decision == "created" and admitted.run is not None and spec.desired_state == "Cancelled":
             await self._cancel(admitted.run, "spec.desiredState is Cancelled")
         return None

@@ -7,9 +7,10 @@ breaks ends the process, and another replica, or this one anew, begins with a lo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import structlog
 
@@ -21,7 +22,6 @@ from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, PODS, TRIGGERS, 
 from perdure_operator.kube.informer import Informer
 from perdure_operator.kube.specs.pod import PodSettings
 from perdure_operator.kube.workqueue import WorkQueue
-from perdure_operator.observability import metrics
 from perdure_operator.services.fleet import Fleet
 from perdure_operator.services.projector import Projector
 from perdure_operator.services.resync import Resync
@@ -31,6 +31,7 @@ from perdure_operator.store.triggers import Triggers
 
 log = structlog.get_logger(__name__)
 
+Json = dict[str, Any]
 Key = tuple[Resource, str, str]
 
 WATCHED = (AGENTRUNS, AGENTPOOLS, TRIGGERS, PODS)
@@ -50,12 +51,29 @@ class OperatorSettings:
         return self.inline == "all" or namespace in self.inline
 
 
-class Operator:
-    """``synced``: the watch has shown everything once; ready means that."""
+class Watch(Protocol):
+    """What is known of the cluster (kube/informer.py). ``deleted``: the last state of an object whose end was seen, until forgotten."""
 
-    def __init__(self, store: Store, kube: KubeApi, settings: OperatorSettings) -> None:
+    synced: asyncio.Event
+
+    async def run(self) -> None: ...
+    def get(self, resource: Resource, namespace: str, name: str) -> Json | None: ...
+    def items(self, resource: Resource) -> Iterable[Json]: ...
+    def deleted(self, resource: Resource, namespace: str, name: str) -> Json | None: ...
+    def forget(self, resource: Resource, namespace: str, name: str, uid: str) -> None: ...
+    def replace(self, resource: Resource, objects: Iterable[Json], version: str, namespace: str | None = None) -> None: ...
+
+
+MakeWatch = Callable[[Sequence[Resource], Sequence[str], Callable[[Resource, str, str], None]], Watch]
+
+
+class Operator:
+    """``watch``: what shows the cluster; the real one unless told."""
+
+    def __init__(self, store: Store, kube: KubeApi, settings: OperatorSettings, watch: MakeWatch | None = None) -> None:
         resources = Resources(store)
-        self._informer = informer = Informer(WATCHED, settings.namespaces, self._changed)
+        watch = watch or partial(Informer, kube=kube)
+        self._informer = informer = watch(WATCHED, settings.namespaces, self._changed)
         self._projector = Projector(resources, kube, informer)
         self._fleet = fleet = Fleet(store, resources, kube, settings.pods)
         self._runs = AgentRuns(store, resources, kube, informer, inline=settings.allows_inline, wrote=self._wrote)
@@ -88,7 +106,6 @@ class Operator:
             group.create_task(self._projector.run(), name="projector")
             group.create_task(self._triggers.run(self._resync_seconds), name="triggers")
             group.create_task(self._fleet.run(term), name="fleet")
-            group.create_task(self._measure(), name="measure")
 
     async def _reconcile(self, key: Key) -> float | None:
         resource, namespace, name = key
@@ -116,8 +133,3 @@ class Operator:
             meta, pool = run["metadata"], (run["spec"].get("agent") or {}).get("poolRef") or {}
             if meta["namespace"] == namespace and pool.get("name") == name and not (run.get("status") or {}).get("runID"):
                 self._queue.add((AGENTRUNS, namespace, meta["name"]))
-
-    async def _measure(self) -> None:
-        while True:
-            metrics.WATCH_AGE.set(self._informer.age())
-            await asyncio.sleep(5)

@@ -17,7 +17,7 @@ import msgspec
 from yarl import URL
 
 from perdure_operator.kube.connection import Connection, connect
-from perdure_operator.kube.errors import KubeConflict, KubeNotFound, KubeUnavailable
+from perdure_operator.kube.errors import KubeConflict, KubeInvalid, KubeNotFound, KubeUnavailable
 from perdure_operator.kube.limits import TokenBucket
 from perdure_operator.kube.metrics import REQUESTS
 from perdure_operator.kube.names import FIELD_MANAGER
@@ -43,6 +43,8 @@ __all__ = [
 ]  # fmt: skip
 
 PAGE = 500
+FENCED_TRIES = 5
+"""Each is lost to another writer of the same object."""
 _JSON, _MERGE, _OPERATIONS = "application/json", "application/merge-patch+json", "application/json-patch+json"
 _FIELD_MANAGER = {"fieldManager": FIELD_MANAGER}
 
@@ -149,12 +151,34 @@ class KubeClient:
         return True
 
     async def merge_patch(self, resource: Resource, namespace: str | None, name: str, body: Object, *, subresource: str = "") -> Object:
-        return await self._patch(resource, namespace, name, body, _MERGE, subresource)
+        metadata = body.get("metadata", {})
+        if not subresource or "uid" not in metadata or "resourceVersion" in metadata:
+            return await self._patch(resource, namespace, name, body, _MERGE, subresource)
+        # An apiserver compares the uid of a patch of the object itself, and silently ignores that of one of its status.
+        for tries_left in reversed(range(FENCED_TRIES)):
+            found = await self.get(resource, namespace, name)
+            if found is None:
+                raise KubeNotFound(f"{resource.plural} {namespace}/{name} is gone")
+            if found["metadata"]["uid"] != metadata["uid"]:
+                raise KubeConflict(f"{resource.plural} {namespace}/{name} is another object, with uid {found['metadata']['uid']}")
+            fenced = {**body, "metadata": {**metadata, "resourceVersion": found["metadata"]["resourceVersion"]}}
+            try:
+                return await self._patch(resource, namespace, name, fenced, _MERGE, subresource)
+            except KubeConflict:
+                if not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     async def json_patch(
         self, resource: Resource, namespace: str | None, name: str, operations: Sequence[Object], *, subresource: str = ""
     ) -> Object:
-        return await self._patch(resource, namespace, name, list(operations), _OPERATIONS, subresource)
+        try:
+            return await self._patch(resource, namespace, name, list(operations), _OPERATIONS, subresource)
+        except KubeInvalid as error:
+            # It does not say which operation it could not apply.
+            if error.unspecific and any(operation["op"] == "test" for operation in operations):
+                raise KubeConflict(f"{error}: a test failed, or a path is not there") from error
+            raise
 
     async def _patch(
         self, resource: Resource, namespace: str | None, name: str, body: Object | Sequence[Object], content_type: str, subresource: str

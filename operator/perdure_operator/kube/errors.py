@@ -38,6 +38,11 @@ class KubeInvalid(KubeError):
     code, status = "kube-invalid", 422
     action = "Correct what the detail names."
 
+    def __init__(self, detail: str = "", *, unspecific: bool = False) -> None:
+        """``unspecific``: the server does not say what is wrong."""
+        super().__init__(detail)
+        self.unspecific = unspecific
+
 
 class KubeForbidden(KubeError):
     """The service account lacks a right, or (``quota``) a ResourceQuota has no room."""

@@ -57,13 +57,16 @@ class KubeApi(Protocol):
         ...
 
     async def merge_patch(self, resource: Resource, namespace: str | None, name: str, body: Object, *, subresource: str = "") -> Object:
-        """``metadata.resourceVersion`` and ``metadata.uid`` in the body are preconditions: KubeConflict where they differ."""
+        """``metadata.resourceVersion`` and ``metadata.uid`` in the body are preconditions: KubeConflict where they differ.
+
+        On a subresource a uid without a resourceVersion costs a read; ``json_patch`` with a ``test`` of /metadata/uid does not.
+        """
         ...
 
     async def json_patch(
         self, resource: Resource, namespace: str | None, name: str, operations: Sequence[Object], *, subresource: str = ""
     ) -> Object:
-        """KubeConflict where an operation ``test`` fails."""
+        """KubeConflict where an operation ``test`` fails (or, in a patch with a ``test``, a path is missing)."""
         ...
 
     async def review_token(self, token: str, audiences: Sequence[str]) -> TokenStatus:

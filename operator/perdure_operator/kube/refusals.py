@@ -64,14 +64,9 @@ def refusal(status: int, headers: Mapping[str, str], content: bytes, request: st
         return Expired(detail)
     if status in (401, 408, 429) or status >= 500:
         return KubeUnavailable(detail, retry_after=_retry_after(headers, details))
-    if status == 422 and (_failed_test(told.message) or any(cause.field == "metadata.uid" for cause in details.causes)):
+    if status == 422 and any(cause.field == "metadata.uid" for cause in details.causes):
         return KubeConflict(detail)
-    return KubeInvalid(detail)
-
-
-def _failed_test(message: str) -> bool:
-    """A JSON patch whose ``test`` fails is refused like one that is malformed."""
-    return "testing value" in message or "test failed" in message
+    return KubeInvalid(detail, unspecific=status == 422 and not details.causes)
 
 
 def _retry_after(headers: Mapping[str, str], details: _Details) -> float | None:

@@ -20,11 +20,10 @@ OPERATIONS = Counter("perdure_operations_total", "Operations answered", ["kind",
 UNKNOWN_EFFECTS = Counter("perdure_unknown_effects_total", "Effects that became UNKNOWN")
 DELIVERIES = Counter("perdure_deliveries_total", "Deliveries of triggers that were decided", ["source", "outcome"])
 FIRING_LATENESS = Histogram("perdure_firing_lateness_seconds", "Firing due until its run was made", ["source"], buckets=_FAST)
+REVIEWS = Counter("perdure_reviews_total", "Questions of who and what (token, access): yes, no, failed, kept", ["kind", "result"])
 
 # The operator's.
 LEADING = Gauge("perdure_operator_leading", "1 in the replica that leads")
 PODS_CREATED = Counter("perdure_pods_created_total", "Worker pods created", ["namespace"])
 POD_ENDINGS = Counter("perdure_pod_endings_total", "Worker pods that ended, by what the kubelet said", ["reason"])
 RESYNC_HOLDS = Counter("perdure_resync_holds_total", "Times that unusually many resources were missing and no run was cancelled")
-WATCH_AGE = Gauge("perdure_watch_event_age_seconds", "Since the last event of any watch")
-PROJECTIONS = Counter("perdure_status_writes_total", "Statuses written")

@@ -23,7 +23,7 @@ import structlog
 from perdure_operator.domain.errors import PerdureError
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
 from perdure_operator.kube.client import PODS, KubeApi
-from perdure_operator.kube.errors import KubeConflict, KubeForbidden, KubeInvalid, KubeNotFound
+from perdure_operator.kube.errors import KubeForbidden, KubeInvalid, KubeNotFound, KubeUnavailable
 from perdure_operator.kube.names import pod_name
 from perdure_operator.kube.specs.pod import PodSettings, worker_pod
 from perdure_operator.observability import metrics
@@ -36,8 +36,8 @@ log = structlog.get_logger(__name__)
 TICK_SECONDS = 0.1
 OUTAGE_SECONDS = 1.0
 PARALLEL_STARTS = 30
-LOST_SECONDS = 60.0
-"""A place that has no pod after so long is given up: the operator crashed between the two."""
+LOST_SECONDS = 2.0
+"""A place without a pod after so long is looked after: the operator crashed, or the answer was lost."""
 DELETE_AGAIN_SECONDS = 30.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 
@@ -63,6 +63,7 @@ class Fleet:
         self._settings, self._limit, self._now = settings, limit, now
         self._kicked = asyncio.Event()
         self._deleted: dict[UUID, float] = {}
+        self._starting: set[UUID] = set()
         self.troubles: dict[str, Trouble] = {}
 
     def kick(self) -> None:
@@ -112,15 +113,22 @@ class Fleet:
         if not await self._resources.register_pod(pod_id, pool.pool, revision_of(pool.spec), term=term):
             log.warning("another operator leads: no pod is created", pool=pool.pool)
             return
+        self._starting.add(pod_id)
+        try:
+            await self._create(pool.pool, namespace, pod_id, body)
+        finally:
+            self._starting.discard(pod_id)
+
+    async def _create(self, pool: str, namespace: str, pod_id: UUID, body: dict[str, Any]) -> None:
         try:
             made = await self._kube.create(PODS, namespace, body)
         except KubeForbidden as error:
-            await self._refused(pool.pool, pod_id, "QuotaExceeded" if error.quota else "Forbidden", str(error))
+            await self._refused(pool, pod_id, "QuotaExceeded" if error.quota else "Forbidden", str(error))
         except (KubeInvalid, KubeNotFound) as error:
-            await self._refused(pool.pool, pod_id, "PodRefused", str(error))
-        except KubeConflict:
-            # Our own request, done before its answer was lost: the watch brings the pod and binds it.
-            log.info("a pod is there already", pool=pool.pool, pod=body["metadata"]["name"])
+            await self._refused(pool, pod_id, "PodRefused", str(error))
+        except KubeUnavailable as error:
+            # It may have been done: the place stays, and is looked after.
+            log.warning("a pod may not have been created", pool=pool, error=str(error))
         else:
             metrics.PODS_CREATED.labels(namespace).inc()
             await self._resources.bind_pod(pod_id, UUID(made["metadata"]["uid"]))
@@ -152,7 +160,7 @@ class Fleet:
 
     async def _give_up(self, rows: list[PodRow]) -> None:
         for row in rows:
-            if row.kube_uid is None and row.age_seconds > LOST_SECONDS:
+            if row.kube_uid is None and row.age_seconds > LOST_SECONDS and row.pod_id not in self._starting:
                 namespace, name = row.pool.split("/", 1)
                 pod = await self._kube.get(PODS, namespace, pod_name(name, row.pod_id))
                 if pod is None:
@@ -169,9 +177,7 @@ class Fleet:
 
     async def _delete_one(self, row: PodRow, now: float) -> None:
         if row.kube_uid is None:
-            if row.age_seconds > LOST_SECONDS:
-                await self._store.pod_gone(row.pod_id, "NotStarted")
-            return
+            return  # _give_up finds out whether there is a pod
         namespace, name = row.pool.split("/", 1)
         self._deleted[row.pod_id] = now
         if not await self._kube.delete(PODS, namespace, pod_name(name, row.pod_id), uid=str(row.kube_uid)):

@@ -80,7 +80,7 @@ class Projector:
                 return await self._write(due, self._newest(due))
             except KubeConflict:
                 try:
-                    return await self._write(due, await self._kube.get(AGENTRUNS, due.row["namespace"], due.row["name"]))
+                    return await self._write(due, await self._kube.get(AGENTRUNS, due.row["namespace"], due.name))
                 except PerdureError as error:
                     log.info("a status could not be written", run=str(due.run), error=str(error))
                     return False
@@ -93,13 +93,13 @@ class Projector:
 
     def _newest(self, due: Due) -> Json | None:
         """Our own last write may be newer than what the watch has brought so far."""
-        seen, ours = self._cache.get(AGENTRUNS, due.row["namespace"], due.row["name"]), self._written.get(str(due.uid))
+        seen, ours = self._cache.get(AGENTRUNS, due.row["namespace"], due.name), self._written.get(str(due.uid))
         if seen is None or ours is None or _sequence(ours) <= _sequence(seen):
             return seen
         return ours
 
     async def _write(self, due: Due, resource: Json | None) -> bool:
-        namespace, name = due.row["namespace"], due.row["name"]
+        namespace, name = due.row["namespace"], due.name
         if resource is None:
             resource = await self._kube.get(AGENTRUNS, namespace, name)
         if resource is None or resource["metadata"]["uid"] != str(due.uid):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import structlog
 
 from perdure_operator.domain.errors import PerdureError
 from perdure_operator.kube.client import AGENTRUNS, KubeApi, Resource
+from perdure_operator.kube.informer import SELECTORS
 from perdure_operator.observability import metrics
 from perdure_operator.store.resources import Resources, Tracked
 
@@ -34,7 +35,7 @@ def unusual(missing: int, active: int) -> bool:
 
 
 class Cache(Protocol):
-    def replace(self, resource: Resource, objects: Sequence[Json]) -> None: ...
+    def replace(self, resource: Resource, objects: Iterable[Json], version: str, namespace: str | None = None) -> None: ...
 
 
 class Resync:
@@ -65,10 +66,11 @@ class Resync:
         tracked = await self._resources.tracked()
         seen: set[str] = set()
         for resource in self._watched:
-            objects = [o for namespace in self._namespaces or (None,) for o in (await self._kube.list(resource, namespace))[0]]
-            self._cache.replace(resource, objects)
-            if resource == AGENTRUNS:
-                seen = {o["metadata"]["uid"] for o in objects}
+            for namespace in self._namespaces or (None,):
+                objects, version = await self._kube.list(resource, namespace, labels=SELECTORS.get(resource, ""))
+                self._cache.replace(resource, objects, version, namespace)
+                if resource == AGENTRUNS:
+                    seen |= {o["metadata"]["uid"] for o in objects}
         active: dict[str, int] = defaultdict(int)
         missing: dict[str, list[Tracked]] = defaultdict(list)
         for one in tracked:

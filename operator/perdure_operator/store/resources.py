@@ -38,10 +38,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A resource whose status is to be written, with the row that it is made of. ``pod``: id of the pod that has the run."""
+    """A resource whose status is to be written, under its own name, with the row that it is made of."""
 
     run: UUID
     uid: UUID
+    name: str
     generation: int
     row: Row
 
@@ -132,8 +133,8 @@ class Resources:
         """Those of a run's children that have a resource."""
         async with self._store.connection() as connection:
             rows = await connection.fetch(
-                "select run_id, uid, namespace, name, not perdure.terminal(state) as active "
-                "from perdure.resources join perdure.runs using (run_id) where parent_id = $1 and uid is not null and not gone",
+                "select run_id, uid, namespace, c.name, not perdure.terminal(state) as active "
+                "from perdure.resources c join perdure.runs using (run_id) where parent_id = $1 and uid is not null and not gone",
                 run,
             )
         return [Tracked(*row.values()) for row in rows]
@@ -141,8 +142,8 @@ class Resources:
     async def tracked(self) -> list[Tracked]:
         async with self._store.connection() as connection:
             rows = await connection.fetch(
-                "select run_id, uid, namespace, name, not perdure.terminal(state) as active "
-                "from perdure.resources join perdure.runs using (run_id) where uid is not null and not gone"
+                "select run_id, uid, namespace, c.name, not perdure.terminal(state) as active "
+                "from perdure.resources c join perdure.runs using (run_id) where uid is not null and not gone"
             )
         return [Tracked(*row.values()) for row in rows]
 
@@ -151,7 +152,9 @@ class Resources:
         async with self._store.connection() as connection:
             found = await connection.fetch("select * from perdure.due_projections($1, $2)", limit, progress_seconds)
             rows = await Reader(connection).runs_by_id([row["run_id"] for row in found])
-        return [Due(row["run_id"], row["uid"], row["generation"], rows[row["run_id"]]) for row in found if row["run_id"] in rows]
+        return [
+            Due(row["run_id"], row["uid"], row["name"], row["generation"], rows[row["run_id"]]) for row in found if row["run_id"] in rows
+        ]
 
     async def projected(self, done: Sequence[tuple[UUID, int]]) -> None:
         """The statuses of these resources say what was at these sequences."""
@@ -161,10 +164,10 @@ class Resources:
     async def unmade(self, limit: int) -> list[Unmade]:
         async with self._store.connection() as connection:
             rows = await connection.fetch(
-                "select c.run_id, r.namespace, r.name, s.spec, s.labels, s.input, p.uid as parent_uid, q.name as parent_name, "
+                "select c.run_id, r.namespace, r.name, s.spec, s.labels, s.input, p.uid as parent_uid, p.name as parent_name, "
                 "d.owner_uid as trigger_uid, d.trigger_key, d.decision -> 'annotations' as annotations "
                 "from perdure.resources c join perdure.runs r using (run_id) join perdure.run_specs s using (run_id) "
-                "left join perdure.resources p on p.run_id = r.parent_id and not p.gone left join perdure.runs q on q.run_id = p.run_id "
+                "left join perdure.resources p on p.run_id = r.parent_id and not p.gone "
                 "left join perdure.deliveries d on d.run_id = c.run_id "
                 "where c.uid is null and not c.gone order by c.run_id limit $1",
                 limit,

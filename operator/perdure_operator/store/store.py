@@ -151,6 +151,10 @@ class Store:
                 connection = await self._pool.acquire()
             try:
                 yield connection
+            except (asyncio.CancelledError, TimeoutError):
+                # Its statement did not end in an answer: nobody knows in what state it is, and nothing resets it.
+                connection.terminate()
+                raise
             finally:
                 await self._pool.release(connection)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from perdure_operator.kube.api.problems import InvalidManifest
 from perdure_operator.kube.api.schema import structural
-from perdure_operator.kube.api.v1alpha1 import KINDS, AgentPool, AgentRun, implicit_pool, parse_manifest
+from perdure_operator.kube.api.v1alpha1 import KINDS, AgentPool, AgentRun, parse_manifest
 
 CONTAINER = {"name": "agent", "image": "example/agent:1", "command": ["python", "-m", "agent"]}
 TEMPLATE = {"spec": {"containers": [CONTAINER]}}
@@ -131,76 +130,6 @@ def test_all_mistakes_are_told_at_once() -> None:
 )
 def test_mistakes_around_the_spec_are_explained(document: object, message: str) -> None:
     assert any(message in p for p in problems(document)), problems(document)
-
-
-FORBIDDEN_POD_FIELDS = {
-    "hostNetwork": True, "hostPID": True, "hostIPC": True, "shareProcessNamespace": True, "nodeName": "n", "hostAliases": [],
-    "ephemeralContainers": [], "restartPolicy": "Always", "schedulerName": "mine", "dnsConfig": {}, "hostUsers": True,
-    "automountServiceAccountToken": True, "securityContext": {"sysctls": []}, "volumes": [{"name": "v", "hostPath": {"path": "/"}}],
-}  # fmt: skip
-FORBIDDEN_CONTAINER_FIELDS = {
-    "securityContext": {"privileged": True}, "lifecycle": {}, "livenessProbe": {}, "volumeDevices": [], "stdin": True, "tty": True,
-    "ports": [{"containerPort": 80, "hostPort": 80}], "env": [{"name": "PERDURE_SOCKET", "value": "x"}], "name": "perdure-sidecar",
-    "terminationMessagePath": "/x",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("field", FORBIDDEN_POD_FIELDS)
-def test_pod_fields_that_are_not_allowed_are_refused(field: str) -> None:
-    spec = copy.deepcopy(TEMPLATE)
-    spec["spec"][field] = FORBIDDEN_POD_FIELDS[field]
-    assert any(f"spec.template.spec.{field}" in p for p in problems(manifest({"template": spec}, "AgentPool")))
-
-
-@pytest.mark.parametrize("field", FORBIDDEN_CONTAINER_FIELDS)
-def test_container_fields_that_are_not_allowed_are_refused(field: str) -> None:
-    found = problems(manifest(pool(**{field: FORBIDDEN_CONTAINER_FIELDS[field]}), "AgentPool"))
-    assert any(field in p for p in found), found
-
-
-@pytest.mark.parametrize(
-    "security",
-    [
-        {"allowPrivilegeEscalation": True},
-        {"runAsUser": 0},
-        {"runAsNonRoot": False},
-        {"capabilities": {"add": ["SYS_ADMIN"]}},
-        {"seccompProfile": {"type": "Unconfined"}},
-    ],
-)
-def test_security_contexts_beyond_restricted_are_refused(security: dict[str, Any]) -> None:
-    assert problems(manifest(pool(securityContext=security), "AgentPool"))
-
-
-def test_reserved_labels_are_refused() -> None:
-    template = {**TEMPLATE, "metadata": {"labels": {"perdure.dev/pool": "x"}}}
-    assert "labels and annotations of perdure.dev are reserved" in problems(manifest({"template": template}, "AgentPool"))[0]
-    template = {**TEMPLATE, "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team-a"}}}
-    assert parse_manifest(manifest({"template": template}, "AgentPool"))
-
-
-def test_a_template_needs_a_container_named_agent() -> None:
-    assert "one of the containers must be named 'agent'" in problems(manifest(pool(name="main"), "AgentPool"))[0]
-
-
-def test_a_quantity_that_yaml_made_a_fraction_is_explained() -> None:
-    found = problems(manifest(pool(resources={"limits": {"cpu": 1.5}}), "AgentPool"))
-    assert found == [
-        "spec.template.spec.containers[0].resources.limits.cpu: must be a quantity such as 2, '500m' or '1Gi', got 1.5: put it in quotes"
-    ]
-
-
-def test_the_same_template_is_the_same_implicit_pool() -> None:
-    run = parse_manifest(manifest({"agent": {"template": TEMPLATE}}))
-    other = parse_manifest(manifest({"agent": {"template": {"spec": {"containers": [{**CONTAINER, "image": "example/agent:2"}]}}}}))
-    assert isinstance(run, AgentRun)
-    assert isinstance(other, AgentRun)
-    assert run.spec.agent.template is not None
-    assert other.spec.agent.template is not None
-    first, second = implicit_pool(run.spec.agent.template), implicit_pool(other.spec.agent.template)
-    assert first[0] == implicit_pool(run.spec.agent.template)[0] != second[0]
-    assert first[1].capacity is not None
-    assert first[1].capacity.min_idle == 0
 
 
 def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -36,9 +36,9 @@ class TriggerRoutes:
         self._triggers, self._secrets, self._emitted = triggers, secrets, emitted
 
     def routes(self) -> list[web.RouteDef]:
-        base = "/v1/namespaces/{ns}/triggers/{name}"
+        base = "/v1/namespaces/{ns}/triggers/{trigger}"
         return [
-            web.post("/v1/hooks/{ns}/{name}", self.hook),
+            web.post("/v1/hooks/{ns}/{trigger}", self.hook),
             web.post(base + "/emit", self.emit),
             web.get(base + "/deliveries", self.deliveries),
             web.post(base + "/deliveries/{id}/redrive", self.redrive),
@@ -118,7 +118,7 @@ class TriggerRoutes:
 
 
 def _key(request: web.Request) -> str:
-    return f"{request.match_info['ns']}/{request.match_info['name']}"
+    return f"{request.match_info['ns']}/{request.match_info['trigger']}"
 
 
 def _uuid(text: str) -> UUID:

@@ -95,8 +95,8 @@ DEFINITIONS = (
         "arun",
         (
             Column("Phase", ".status.phase"),
-            Column("Waiting-For", ".status.waitMessage"),
-            Column("Progress", ".status.progress.text"),
+            Column("Waiting-For", ".status.waitReason"),
+            Column("Progress", ".status.progress.done", "integer"),
             Column("Attempt", ".status.attempt", "integer"),
             AGE,
             Column("Pod", ".status.podName", priority=WIDE),

@@ -36,7 +36,7 @@ def _yaml(documents: Any) -> str:
     return str(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True))
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     def ignore_aliases(self, data: Any) -> bool:
         return True
 

@@ -40,7 +40,8 @@ SIDECAR_CONTAINER = "perdure-sidecar"
 """Name of the container that the operator adds."""
 RESERVED_PREFIX = "perdure-"
 """Begins the names of all containers and volumes that the operator adds."""
-_APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
+_PROFILES = ("container.apparmor.security.beta.kubernetes.io/", "seccomp.security.alpha.kubernetes.io/")
+"""Begin annotations that older versions of Kubernetes let override the security context."""
 
 _OWN_NAME = Rule(
     f"!self.startsWith('{RESERVED_PREFIX}')",
@@ -69,10 +70,10 @@ _OWN_LABELS = Rule(
     f"labels and annotations of {GROUP} are reserved: Perdure itself sets them",
     lambda labels: not any(map(_reserved, labels)),
 )
-_NO_APPARMOR = Rule(
-    f"self.all(key, !key.startsWith('{_APPARMOR}'))",
-    "AppArmor profiles are not chosen by annotation",
-    lambda annotations: not any(key.startswith(_APPARMOR) for key in annotations),
+_NO_PROFILES = Rule(
+    f"self.all(key, !{' && !'.join(f'key.startsWith({prefix!r})' for prefix in _PROFILES)})",
+    "security profiles are not chosen by annotations; use securityContext",
+    lambda annotations: not any(key.startswith(_PROFILES) for key in annotations),
 )
 
 Text = Annotated[str, Field(max_length=32_768)]
@@ -372,7 +373,7 @@ class PodSpec(Model):
 class TemplateMetadata(Model):
     labels: Annotated[Labels, _OWN_LABELS] | None = None
     """Labels of what is made from the template."""
-    annotations: Annotated[Annotations, _OWN_LABELS, _NO_APPARMOR] | None = None
+    annotations: Annotated[Annotations, _OWN_LABELS, _NO_PROFILES] | None = None
     """Annotations of what is made from the template."""
 
 

@@ -30,19 +30,19 @@ def _rewrite(node: Schema, defs: dict[str, Schema]) -> Schema:
     if "anyOf" in node and not node.get("x-kubernetes-int-or-string"):
         (only,) = (branch for branch in node["anyOf"] if branch.get("type") != "null")
         return _rewrite(_merged(only, node, "anyOf"), defs)
-    out = {k: v for k, v in node.items() if k not in _DROPPED}
+    out = {k: v for k, v in node.items() if k not in (*_DROPPED, "properties")}
     if "const" in node:
         out["enum"] = [node["const"]]
     if isinstance(out.get("description"), str):
         out["description"] = " ".join(out["description"].replace("``", "`").split())
-    if "properties" in node:
+    if node.get("properties"):  # none at all would not be stored, and so would seem a change each time it is applied
         out["properties"] = {name: _rewrite(child, defs) for name, child in node["properties"].items()}
     if "items" in node:
         out["items"] = _rewrite(node["items"], defs)
     for values in (node.get("additionalProperties"), *node.get("patternProperties", {}).values()):
         if isinstance(values, dict):  # a structural schema cannot say what keys look like; the models check them
             out["additionalProperties"] = _rewrite(values, defs)
-    if out.get("type") == "object" and "properties" not in out and "additionalProperties" not in out:
+    if out.get("type") == "object" and "properties" not in node and "additionalProperties" not in out:
         out["x-kubernetes-preserve-unknown-fields"] = True
     if node.get("type") == "integer" and abs(node.get("maximum", 2**63)) > 2**31 - 1:
         out["format"] = "int64"

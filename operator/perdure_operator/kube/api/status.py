@@ -21,11 +21,16 @@ RUN_CONDITIONS = ("Succeeded", "Suspended", "PodScheduled", "Finished")
 READY = "Ready"
 """The condition of pools and triggers."""
 
+_OF_PARTS = {"conditions", "waitingFor", "progress", "questions"}
+_SHORTENED_LISTS = {"waitingFor", "questions", "questions.choices"}
+_SHORTENED_TEXTS = {"conditions.message", "waitReason", "waitingFor.name", "progress.current", "questions.text", "questions.choices"}
+
 Time = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
 Line = Annotated[str, Field(max_length=1024)]
-Word = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
+Word = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
+Json = dict[str, Any]
 Revision = Annotated[str, Field(max_length=128, pattern=r"^[-A-Za-z0-9_.:@/]*$")]
-Total = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Total = Annotated[int, Field(ge=0, le=2**53 - 1)]
 
 
 class Condition(Model):
@@ -66,8 +71,6 @@ class Progress(Model):
     """How many there are, if that is known."""
     current: Annotated[str, Field(max_length=253)] | None = None
     """The step that is being done."""
-    text: Annotated[str, Field(max_length=64)] | None = None
-    """The same in a few characters, such as 3/5: the column PROGRESS."""
 
 
 class Usage(Model):
@@ -123,10 +126,8 @@ class AgentRunStatus(Model):
     """How many attempts there were."""
     pod_name: ObjectName | None = None
     """The pod that holds the run."""
-    wait_reason: Word | None = None
-    """Why the run does not run, in one word for programs, such as Waiting, Queued, BackOff, Paused or PoolNotFound."""
-    wait_message: Annotated[str, Field(max_length=253)] | None = None
-    """What would let it go on, in words for people: the column WAITING-FOR."""
+    wait_reason: Annotated[str, Field(max_length=253)] | None = None
+    """What the run waits for, or why it does not run, in a few words, such as `signal approved`, `timer` or `BackOff`."""
     waiting_for: Annotated[list[WaitingFor], Field(max_length=16)] | None = None
     """What a suspended run waits for; the first that comes wakes it, or all together."""
     progress: Progress | None = None
@@ -215,33 +216,23 @@ def _size(value: Any) -> int:
     return len(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode())
 
 
-def fitted(status: AgentRunStatus) -> AgentRunStatus:
-    """The status in at most :data:`MAX_STATUS_BYTES` of JSON: of a longer one, texts and lists are shortened as little as need be."""
+def fitted(status: Json) -> Json:
+    """A run's status in at most :data:`MAX_STATUS_BYTES` of JSON: of a longer one, texts and lists are shortened as little as need be."""
     for entries, length in ((8, 512), (4, 256), (2, 128), (1, 64)):
-        if _size(status.to_json()) <= MAX_STATUS_BYTES:
+        if _size(status) <= MAX_STATUS_BYTES:
             break
-        status = _cut(status, entries, length)
+        status = {name: _cut(name, value, entries, length) for name, value in status.items()}
     return status
 
 
-def _cut(status: AgentRunStatus, entries: int, length: int) -> AgentRunStatus:
-    def short(text: str) -> str:
-        cut = text
-        while _size(cut) > length:
-            cut = f"{cut[: len(cut) * 3 // 4]}…"
-        return cut
-
-    conditions, waits, questions, progress = status.conditions, status.waiting_for, status.questions, status.progress
-    return status.model_copy(
-        update={
-            "conditions": conditions and [c.model_copy(update={"message": short(c.message)}) for c in conditions],
-            "wait_message": status.wait_message and short(status.wait_message),
-            "waiting_for": waits and [w.model_copy(update={"name": short(w.name)}) for w in waits[:entries]],
-            "progress": progress and progress.model_copy(update={"current": progress.current and short(progress.current)}),
-            "questions": questions
-            and [
-                q.model_copy(update={"text": short(q.text), "choices": q.choices and [short(c) for c in q.choices[: 2 * entries]]})
-                for q in questions[:entries]
-            ],
-        }
-    )
+def _cut(name: str, value: Any, entries: int, length: int) -> Any:
+    """Of the field ``name``: what people read is cut, what programs compare is not."""
+    if isinstance(value, list):
+        kept = value[:entries] if name in _SHORTENED_LISTS else value
+        return [_cut(name, entry, entries, length) for entry in kept]
+    if isinstance(value, dict) and name in _OF_PARTS:
+        return {part: _cut(f"{name}.{part}", inner, entries, length) for part, inner in value.items()}
+    if isinstance(value, str) and name in _SHORTENED_TEXTS:
+        while _size(value) > length:
+            value = f"{value[: len(value) * 3 // 4]}…"
+    return value

@@ -116,6 +116,7 @@ create table perdure.run_specs (
 create table perdure.resources (
   run_id uuid primary key,
   uid uuid unique,                       -- null: to be made by the projector
+  name text not null,                    -- the resource's own: one that adopts a run may be called otherwise
   generation bigint not null default 0,
   changed_seq bigint not null,
   projected_seq bigint not null default 0,

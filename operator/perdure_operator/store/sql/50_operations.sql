@@ -85,7 +85,8 @@ begin
     jsonb_build_object('child', v_child));
   -- A resource's child is one too, unless it is to be a row and nothing else: wide fan-out must not weigh on the cluster.
   if coalesce(p_body ->> 'recording', 'Resource') = 'Resource' then
-    insert into perdure.resources (run_id, changed_seq) select v_child::uuid, 1 from perdure.resources p where p.run_id = r.run_id and not p.gone;
+    insert into perdure.resources (run_id, name, changed_seq)
+    select v_child::uuid, p_body -> 'run' ->> 'name', 1 from perdure.resources p where p.run_id = r.run_id and not p.gone;
   end if;
   begin
     perform perdure.insert_run((p_body -> 'run') || jsonb_build_object('parent_id', r.run_id, 'root_id', r.root_id), p_input, p_now);

@@ -32,14 +32,15 @@ begin
   select * into q from perdure.runs x where x.namespace = p_run ->> 'namespace' and x.idempotency_key = p_run ->> 'idempotency_key' for no key update;
   if found then
     select * into c from perdure.resources x where x.run_id = q.run_id;
-    if found and not c.gone and q.name <> p_run ->> 'name' then
+    if found and not c.gone and c.name <> p_run ->> 'name' then
       return query select 'key-taken', q.run_id, q.state;
     elsif q.cancel_requested and not perdure.terminal(q.state) then
       return query select 'wait', q.run_id, q.state;
     else
-      insert into perdure.resources (run_id, uid, generation, changed_seq, projected_seq) values (q.run_id, p_uid, p_generation, q.last_seq, 0)
+      insert into perdure.resources (run_id, uid, name, generation, changed_seq, projected_seq)
+      values (q.run_id, p_uid, p_run ->> 'name', p_generation, q.last_seq, 0)
       on conflict on constraint resources_pkey do update
-        set uid = excluded.uid, generation = excluded.generation, changed_seq = excluded.changed_seq, projected_seq = 0, gone = false;
+        set uid = excluded.uid, name = excluded.name, generation = excluded.generation, changed_seq = excluded.changed_seq, projected_seq = 0, gone = false;
       return query select 'adopted', q.run_id, q.state;
     end if;
     return;
@@ -56,7 +57,7 @@ begin
   end if;
   q := perdure.insert_run(p_run, p_input, v_now);
   insert into perdure.blobs (run_id, hash, data) select q.run_id, p_hash, p_data where p_hash is not null;
-  insert into perdure.resources (run_id, uid, generation, changed_seq) values (q.run_id, p_uid, p_generation, q.last_seq);
+  insert into perdure.resources (run_id, uid, name, generation, changed_seq) values (q.run_id, p_uid, q.name, p_generation, q.last_seq);
   return query select 'created', q.run_id, q.state;
 exception when unique_violation then
   -- Somebody else took the name or the key between our look and our insert: look again.
@@ -65,11 +66,11 @@ end $$;
 
 -- Runs whose resource says less than it should: those that have moved, and those at work whose progress is older than p_progress_seconds.
 create or replace function perdure.due_projections(p_limit int, p_progress_seconds double precision)
-returns table (run_id uuid, uid uuid, generation bigint) language sql as $$
-  (select c.run_id, c.uid, c.generation from perdure.resources c
+returns table (run_id uuid, uid uuid, name text, generation bigint) language sql as $$
+  (select c.run_id, c.uid, c.name, c.generation from perdure.resources c
    where c.changed_seq > c.projected_seq and c.uid is not null and not c.gone limit p_limit)
   union
-  (select c.run_id, c.uid, c.generation from perdure.runs r join perdure.resources c using (run_id)
+  (select c.run_id, c.uid, c.name, c.generation from perdure.runs r join perdure.resources c using (run_id)
    where r.state = 'Running' and r.last_seq > c.projected_seq and c.uid is not null and not c.gone
      and c.projected_at < perdure.now() - p_progress_seconds * interval '1 second' limit p_limit)
 $$;

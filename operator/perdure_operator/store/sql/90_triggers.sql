@@ -122,7 +122,7 @@ begin
   end;
   insert into perdure.blobs (run_id, hash, data) select v_run, p_hash, p_data where p_hash is not null;
   if (p_rules ->> 'resource')::boolean then
-    insert into perdure.resources (run_id, changed_seq) values (v_run, 1);
+    insert into perdure.resources (run_id, name, changed_seq) values (v_run, p_run ->> 'name', 1);
   end if;
   perform perdure.close_delivery(p_delivery, 'DONE', '', p_rules -> 'decision' || jsonb_build_object('action', 'newRun', 'run', v_run), v_now);
   update perdure.deliveries set run_id = v_run, owner_uid = t.uid, followed = 'active' where delivery_id = p_delivery;
@@ -194,7 +194,7 @@ $$;
 create or replace function perdure.outdated_runs(p_key text, p_succeeded int, p_failed int)
 returns table (run_id uuid, uid uuid, namespace text, name text, active boolean) language sql as $$
   select x.run_id, x.uid, x.namespace, x.name, false from (
-    select r.run_id, c.uid, r.namespace, r.name, r.state = 'Succeeded' as good,
+    select r.run_id, c.uid, r.namespace, c.name, r.state = 'Succeeded' as good,
       row_number() over (partition by r.state = 'Succeeded' order by r.finished_at desc, r.run_id desc) as place
     from perdure.deliveries d join perdure.runs r using (run_id) join perdure.resources c using (run_id)
     where d.trigger_key = p_key and d.followed = 'ended' and c.uid is not null and not c.gone) x
