@@ -163,6 +163,7 @@ def run(objects: Objects, request: pytest.FixtureRequest) -> Iterator[str]:
         ({"artifacts": None}, "artifacts cannot change"),
         ({"terminationGracePeriodSeconds": 60}, "terminationGracePeriodSeconds cannot change"),
         ({"activeDeadlineSeconds": 99}, "activeDeadlineSeconds can only grow once it is set"),
+        ({"deadlineSeconds": 999}, "deadlineSeconds can only grow once it is set"),
         ({"deadlineSeconds": None}, "deadlineSeconds can only grow once it is set, and cannot be removed"),
         ({"budgets": {"maxSteps": 9}}, "budgets.maxSteps can only grow once it is set"),
         ({"budgets": {"maxSteps": None}}, "budgets.maxSteps can only grow once it is set, and cannot be removed"),

@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 from tests.cluster.clients import Clients, ExistingCluster
 from tests.cluster.cluster import Cluster
+from tests.e2e.installation import Installation
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -44,3 +45,22 @@ def namespace(cluster: Clients) -> Iterator[str]:
     cluster.kubectl("wait", "--for=create", "serviceaccount/default", "-n", name, "--timeout=30s")
     yield name
     cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def perdure(own_cluster: Cluster) -> Installation:
+    """Perdure, installed by its chart from its own images."""
+    installation = Installation(own_cluster)
+    installation.build_images()
+    installation.install()
+    return installation
+
+
+@pytest.fixture(scope="module")
+def place(perdure: Installation) -> Iterator[str]:
+    """A namespace of this module, with an account ``tester`` that may do everything with runs."""
+    name = f"e2e-{uuid4().hex[:8]}"
+    perdure.cluster.kubectl("create", "namespace", name)
+    perdure.prepare(name)
+    yield name
+    perdure.cluster.kubectl("delete", "namespace", name, "--wait=false")

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.json import decode
 
+from perdure_operator.kube.api.status import fitted
 from perdure_operator.kube.names import pod_name
 from perdure_operator.services.why import why_pending
 from perdure_operator.store.reads import Row
@@ -44,7 +45,7 @@ def status_of(row: Row, generation: int, old: Json) -> Json:
         **_result(row),
     }
     # A merge patch keeps what it does not name: what is over must be said to be over.
-    return {key: value for key, value in status.items() if value is not None or key in old}
+    return fitted({key: value for key, value in status.items() if value is not None or key in old})
 
 
 def _conditions(row: Row, generation: int, old: dict[str, Json]) -> list[Json]:

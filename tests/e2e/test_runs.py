@@ -1,0 +1,245 @@
+"""AgentRuns on a real cluster: what a person sees with kubectl from apply to the end, and what becomes of runs when parts break."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from tests.cluster.errors import ClusterError
+from tests.e2e.installation import PODS, RUNS, Installation, agent_run, pool
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+Json = dict[str, Any]
+
+AGENT = ["python", "agents.py"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pools(perdure: Installation, place: str) -> None:
+    perdure.apply(
+        place,
+        *(pool(name, [*AGENT, name]) for name in ("waiter", "sleeper", "worker", "parent", "breaker")),
+        pool("warm", [*AGENT, "waiter"], idle=1),
+        pool("fork", [*AGENT, "waiter"], idle=1, reuse=True),
+    )
+
+
+def truth(run: Json, kind: str) -> tuple[str, str]:
+    [found] = [c for c in run["status"]["conditions"] if c["type"] == kind]
+    return found["status"], found["reason"]
+
+
+def no_workers(perdure: Installation, place: str, name: str) -> None:
+    """None of this run's pods is left."""
+    perdure.until(f"{name} has no pod", lambda: not [pod for pod in perdure.workers(place) if pod.startswith(f"{name}-")])
+
+
+# -------------------------------------------------------------------------------------------------------------- one life
+
+
+def test_a_run_waits_without_a_pod_and_is_woken(perdure: Installation, place: str) -> None:
+    perdure.apply(place, agent_run("waits", "waiter", {"n": 1}, summary="waits for a signal"))
+    suspended = perdure.until_phase("waits", place, "Suspended")
+    assert suspended["status"]["waitReason"] == "signal go"
+    no_workers(perdure, place, "waiter")
+    table = perdure.cluster.kubectl("get", "agentruns", "waits", "-n", place)
+    assert "Suspended" in table
+    assert "signal go" in table
+    described = perdure.cluster.kubectl("describe", "agentrun", "waits", "-n", place)
+    assert "Started" in described
+    assert "waits for signal go" in described
+
+    first = perdure.signal("waits", place, "go", {"ok": True}, key="once")
+    again = perdure.signal("waits", place, "go", {"ok": True}, key="once")
+    assert (first["duplicate"], again["duplicate"]) == (False, True)
+    perdure.cluster.kubectl("wait", "--for=condition=Succeeded", "agentrun/waits", "-n", place, "--timeout=60s", seconds=70)
+    done = perdure.run("waits", place)
+    assert done["status"]["result"]["payload"] == {"ok": True}
+    assert truth(done, "Finished")[0] == "True"
+    assert not done["metadata"].get("finalizers")
+
+
+def test_a_timer_wakes(perdure: Installation, place: str) -> None:
+    perdure.apply(place, agent_run("sleeps", "sleeper", {"seconds": 4}))
+    perdure.until_phase("sleeps", place, "Suspended")
+    no_workers(perdure, place, "sleeper")
+    assert perdure.until_phase("sleeps", place, "Succeeded")["status"]["result"] == "noted after"
+
+
+def test_failure_ends_a_wait_for_the_end(perdure: Installation, place: str) -> None:
+    perdure.apply(place, agent_run("breaks", "breaker", {}, retry={"maxRetries": 0}))
+    perdure.cluster.kubectl("wait", "--for=condition=Finished", "agentrun/breaks", "-n", place, "--timeout=60s", seconds=70)
+    broken = perdure.run("breaks", place)
+    assert broken["status"]["phase"] == "Failed"
+    assert "cannot do anything" in json.dumps(broken["status"]["conditions"])
+
+
+@pytest.mark.parametrize("pool_name", ["warm", "fork"])
+def test_a_warm_pod_takes_the_wake(perdure: Installation, place: str, pool_name: str) -> None:
+    name = f"wakes-{pool_name}"
+    perdure.apply(place, agent_run(name, pool_name, {}))
+    perdure.until_phase(name, place, "Suspended")
+    perdure.until("a pod is warm", lambda: _idle(perdure, place, pool_name) >= 1)
+    perdure.signal(name, place, "go")
+    perdure.until_phase(name, place, "Succeeded")
+    late = float(
+        perdure.sql(
+            "select extract(epoch from l.at - s.at) from perdure.events s join perdure.events l using (run_id) join perdure.runs r using (run_id) "
+            f"where r.name = '{name}' and s.kind = 'signal.received' and l.kind = 'run.leased' and l.seq > s.seq limit 1"
+        )
+    )
+    assert late < 0.5, f"leased {late:.3f} s after the signal: no warm pod took it"
+
+
+def _idle(perdure: Installation, place: str, name: str) -> int:
+    return int(perdure.sql(f"select count(*) from perdure.pods where pool = '{place}/{name}' and state = 'idle'"))
+
+
+# -------------------------------------------------------------------------------------------------------------- families
+
+
+def test_children_are_resources_and_their_end_wakes_the_parent(perdure: Installation, place: str) -> None:
+    perdure.apply(place, agent_run("family", "parent", {"levels": 1, "leaf": "0.1"}))
+    assert perdure.until_phase("family", place, "Succeeded", 120)["status"]["result"] == "worked 0.1 s"
+    [child] = [run for run in perdure.all(RUNS, place) if run["metadata"]["name"].startswith("family-")]
+    assert child["metadata"]["ownerReferences"][0]["name"] == "family"
+    assert child["status"]["phase"] == "Succeeded"
+
+
+def test_a_deleted_parent_takes_three_levels_along(perdure: Installation, place: str) -> None:
+    perdure.apply(place, agent_run("dynasty", "parent", {"levels": 3, "leaf": "wait", "rows": 2}))
+    perdure.until("the last of them waits", lambda: _states(perdure, place, "dynasty")["Suspended"] >= 6, 150)
+    started = time.monotonic()
+    perdure.delete("agentrun", "dynasty", place, "--wait=true", "--timeout=30s")
+    assert time.monotonic() - started < 20
+    perdure.until("all are cancelled", lambda: set(_states(perdure, place, "dynasty")) == {"Cancelled"}, 60)
+    left = [run["metadata"]["name"] for run in perdure.all(RUNS, place) if run["metadata"]["name"].startswith("dynasty")]
+    perdure.until(
+        f"their resources go: {left}", lambda: not [r for r in perdure.all(RUNS, place) if r["metadata"]["name"].startswith("dynasty")], 60
+    )
+    no_workers(perdure, place, "parent")
+
+
+def _states(perdure: Installation, place: str, name: str) -> Counter[str]:
+    rows = perdure.sql(f"select state from perdure.runs where namespace = '{place}' and name like '{name}%'")
+    return Counter(rows.split())
+
+
+# -------------------------------------------------------------------------------------------------------------- what breaks
+
+
+def test_a_worker_that_is_deleted_mid_step_is_replaced(perdure: Installation, place: str) -> None:
+    perdure.apply(place, agent_run("killed", "worker", {"seconds": 6}, retry={"backoffSeconds": 0}))
+    pod = _at_work(perdure, place, "killed")
+    perdure.delete("pod", pod, place, "--force", "--grace-period=0")
+    done = perdure.until_phase("killed", place, "Succeeded", 120)
+    assert done["status"]["result"]["attempt"] == 2
+    steps = perdure.sql(f"select count(*) from perdure.events e join perdure.runs r using (run_id) where r.name = 'killed' and r.namespace = '{place}' "
+                        "and kind = 'step.succeeded' and data ->> 'name' like '%note%'")  # fmt: skip
+    assert steps == "1", "what was done was done again"
+
+
+@pytest.mark.parametrize("container", ["agent", "perdure-sidecar"])
+def test_a_killed_container_costs_an_attempt_and_no_step(perdure: Installation, place: str, container: str) -> None:
+    name = f"struck-{container.removeprefix('perdure-')}"
+    perdure.apply(place, agent_run(name, "worker", {"seconds": 4}, retry={"backoffSeconds": 0}))
+    pod = _at_work(perdure, place, name)
+    perdure.cluster.kill_container_process(pod, container, signal.SIGKILL, namespace=place)
+    done = perdure.until_phase(name, place, "Succeeded", 120)
+    assert done["status"]["result"]["first"] == "noted first"
+
+
+def _at_work(perdure: Installation, place: str, name: str) -> str:
+    """The pod of a run that has journaled its first step."""
+    query = f"select r.steps from perdure.runs r where r.name = '{name}' and r.namespace = '{place}' and r.state = 'Running'"
+    perdure.until(f"{name} has taken a step", lambda: perdure.sql(query) == "1")
+    pod = perdure.until(f"{name} says its pod", lambda: (perdure.run(name, place).get("status") or {}).get("podName"))
+    return str(pod)
+
+
+def test_an_image_that_cannot_be_pulled_says_so(perdure: Installation, place: str) -> None:
+    broken = pool("no-image", [*AGENT, "waiter"])
+    broken["spec"]["template"]["spec"]["containers"][0] |= {"image": "perdure-e2e-missing:1", "imagePullPolicy": "Never"}
+    perdure.apply(place, broken, agent_run("imageless", "no-image", {}))
+
+    def says() -> bool:
+        found = perdure.get("agentpool", "no-image", place) or {}
+        return any(c["reason"] == "ErrImageNeverPull" for c in (found.get("status") or {}).get("conditions", []))
+
+    perdure.until("the pool says why", says)
+    assert perdure.run("imageless", place)["status"]["phase"] == "Pending"
+    perdure.delete("agentrun", "imageless", place)
+    perdure.delete("agentpool", "no-image", place)
+
+
+def test_the_leader_dies_and_the_other_leads(perdure: Installation, place: str) -> None:
+    leader = perdure.sql("select holder from perdure.leaders where role = 'operator'")
+    pod = next(p["metadata"]["name"] for p in perdure.all(PODS, "perdure-system") if leader.startswith(p["metadata"]["name"]))
+    perdure.delete("pod", pod, "perdure-system", "--force", "--grace-period=0")
+    perdure.apply(place, agent_run("interregnum", "waiter", {}))
+    perdure.until_phase("interregnum", place, "Suspended")
+    perdure.signal("interregnum", place, "go")
+    perdure.until_phase("interregnum", place, "Succeeded")
+
+
+def test_warm_runs_go_on_without_an_operator(perdure: Installation, place: str) -> None:
+    perdure.apply(place, agent_run("alone", "fork", {}))
+    perdure.until_phase("alone", place, "Suspended")
+    perdure.until("a pod is warm", lambda: _idle(perdure, place, "fork") >= 1)
+    perdure.cluster.kubectl("scale", "deployment/perdure-operator", "-n", "perdure-system", "--replicas=0")
+    try:
+        perdure.until(
+            "the operators are gone", lambda: not perdure.all(PODS, "perdure-system", "-l", "app.kubernetes.io/component=operator")
+        )
+        perdure.signal("alone", place, "go")
+        perdure.until("it has succeeded", lambda: _states(perdure, place, "alone") == {"Succeeded": 1})
+        perdure.delete("agentrun", "interregnum", place, "--wait=false")
+    finally:
+        perdure.cluster.kubectl("scale", "deployment/perdure-operator", "-n", "perdure-system", "--replicas=2")
+    perdure.until_phase("alone", place, "Succeeded")
+
+
+# -------------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            {"agent": {"poolRef": {"name": "waiter"}, "template": {"spec": {"containers": [{"name": "agent", "image": "x"}]}}}},
+            "exactly one of",
+        ),
+        ({"agent": {"poolRef": {"name": "waiter"}}, "frobnicate": 1}, "frobnicate"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_words(perdure: Installation, place: str, spec: Json, message: str) -> None:
+    wrong = agent_run("wrong", "waiter") | {"spec": spec}
+    with pytest.raises(ClusterError, match=message):
+        perdure.apply(place, wrong)
+
+
+def test_a_run_costs_the_apiserver_little(perdure: Installation, place: str) -> None:
+    """From the audit log, by identity: no write a step, a few a life, a few a suspension."""
+    perdure.apply(place, agent_run("frugal", "waiter", {}))
+    perdure.until_phase("frugal", place, "Suspended")
+    no_workers(perdure, place, "waiter")
+    perdure.signal("frugal", place, "go")
+    perdure.until_phase("frugal", place, "Succeeded")
+    no_workers(perdure, place, "waiter")
+    writes: Counter[str] = Counter()
+    for line in perdure.cluster.audit_log.read_text().splitlines():
+        entry = json.loads(line)
+        reference = entry.get("objectRef") or {}
+        ours = entry["user"]["username"].startswith("system:serviceaccount:perdure-system:")
+        named = reference.get("name", "").startswith(("frugal", "waiter-"))
+        if ours and entry["verb"] in ("create", "update", "patch", "delete") and reference.get("namespace") == place and named:
+            what = f"{reference['resource']}/{reference['subresource']}" if reference.get("subresource") else reference["resource"]
+            writes[f"{entry['verb']} {what}"] += 1
+    print(dict(writes))
+    of_run = sum(count for what, count in writes.items() if "agentruns" in what)
+    assert of_run <= 8, writes
