@@ -19,6 +19,7 @@ from perdure_operator.controllers.release import release_finalizers
 from perdure_operator.gateway.app import Gateway
 from perdure_operator.gateway.auth import Authenticator, LocalTokens, load_secret
 from perdure_operator.gateway.kubernetes_auth import KubernetesAuthenticator
+from perdure_operator.gateway.secrets import KubeSecrets
 from perdure_operator.gateway.tls import Certificate
 from perdure_operator.kube.client import KubeClient, KubeSettings
 from perdure_operator.kube.specs.pod import PodSettings
@@ -40,8 +41,11 @@ async def run_gateway(config: GatewayConfig) -> None:
     async with AsyncExitStack() as parts:
         store = await Store.connect(config.dsn, connections=config.connections, prepared_statements=config.prepared_statements)
         parts.push_async_callback(store.close)
-        authenticator = await _authenticator(config, store, parts)
-        gateway = Gateway(store, config.name, authenticator, lease_seconds=config.lease_seconds)
+        kube = None
+        if config.auth == "kubernetes":
+            kube = await parts.enter_async_context(await KubeClient.connect(settings=KubeSettings(rate=API_RATE, burst=API_BURST)))
+        secrets = KubeSecrets(kube) if kube is not None else None
+        gateway = Gateway(store, config.name, _authenticator(config, store, kube), lease_seconds=config.lease_seconds, secrets=secrets)
         if config.metrics_listen:
             await parts.enter_async_context(_serving(gateway.probes(), config.metrics_listen))
         tls = certificate.context if certificate else None
@@ -119,9 +123,8 @@ def _certificate(files: TlsFiles) -> Certificate:
         raise ConfigError(f"PERDURE_TLS_CERT_FILE and PERDURE_TLS_KEY_FILE are no certificate and its key: {error}") from error
 
 
-async def _authenticator(config: GatewayConfig, store: Store, parts: AsyncExitStack) -> Authenticator:
-    if config.auth == "kubernetes":
-        kube = await parts.enter_async_context(await KubeClient.connect(settings=KubeSettings(rate=API_RATE, burst=API_BURST)))
+def _authenticator(config: GatewayConfig, store: Store, kube: KubeClient | None) -> Authenticator:
+    if kube is not None:
         return KubernetesAuthenticator(kube, store, audience=config.token_audience)
     if config.token_secret_file is None:
         raise ConfigError("PERDURE_AUTH is local: set PERDURE_TOKEN_SECRET_FILE")

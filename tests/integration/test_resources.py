@@ -13,7 +13,7 @@ from tests.harness import runs
 from tests.harness.postgres import move_clock
 
 from perdure_operator.store.operations import Control
-from perdure_operator.store.resources import Admitted, Resources
+from perdure_operator.store.resources import Admitted, Owner, Resources
 from perdure_operator.store.store import NewRun, Store
 
 
@@ -134,7 +134,7 @@ async def test_a_child_of_a_resource_gets_one_and_is_bound_by_its_label(cluster:
     wide.body["recording"] = "StoreOnly"
     assert {(await runs.apply(cluster.store, op)).code for op in (spawn, wide)} == {"ok"}
     [unmade] = await cluster.resources.unmade(10)
-    assert (unmade.run, unmade.name, unmade.parent_uid, unmade.parent_name) == (child, "child", parent_uid, "parent")
+    assert (unmade.run, unmade.name, unmade.owner) == (child, "child", Owner("AgentRun", "parent", parent_uid))
     # Somebody copies the label to an object of another name: it is not believed.
     assert (await cluster.apply("stranger", bound=child)).decision == "created"
     bound = await cluster.apply("child", bound=child)

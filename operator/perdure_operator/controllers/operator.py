@@ -17,7 +17,8 @@ import structlog
 from perdure_operator.controllers.agentpool import AgentPools
 from perdure_operator.controllers.agentrun import AgentRuns
 from perdure_operator.controllers.pods import WorkerPods
-from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, PODS, KubeApi, Resource
+from perdure_operator.controllers.trigger import TriggerController
+from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, PODS, TRIGGERS, KubeApi, Resource
 from perdure_operator.kube.informer import Informer
 from perdure_operator.kube.specs.pod import PodSettings
 from perdure_operator.kube.workqueue import WorkQueue
@@ -26,13 +27,14 @@ from perdure_operator.services.projector import Projector
 from perdure_operator.services.resync import Resync
 from perdure_operator.store.resources import Resources
 from perdure_operator.store.store import Store
+from perdure_operator.store.triggers import Triggers
 
 log = structlog.get_logger(__name__)
 
 Json = dict[str, Any]
 Key = tuple[Resource, str, str]
 
-WATCHED = (AGENTRUNS, AGENTPOOLS, PODS)
+WATCHED = (AGENTRUNS, AGENTPOOLS, TRIGGERS, PODS)
 WORKERS = 16
 
 
@@ -77,14 +79,20 @@ class Operator:
         self._runs = AgentRuns(store, resources, kube, informer, inline=settings.allows_inline, wrote=self._wrote)
         self._pods = WorkerPods(store, resources, kube, informer, fleet, wrote=self._wrote)
         self._pools = AgentPools(store, resources, kube, informer, fleet, changed=self._pool_changed)
+        self._triggers = TriggerController(
+            store, Triggers(store), kube, informer, settings.namespaces,
+            inline=settings.allows_inline, hooks_url=settings.pods.gateway_urls[0],
+        )  # fmt: skip
         self._resync = Resync(
             resources, kube, informer, WATCHED, settings.namespaces, vanished=self._runs.deleted, seconds=settings.resync_seconds
         )  # fmt: skip
+        self._resync_seconds = settings.resync_seconds
         self._queue: WorkQueue[Key] = WorkQueue("operator", self._reconcile, workers=WORKERS)
         self._reconcilers: dict[Resource, tuple[Callable[[str, str], Awaitable[float | None]], Callable[[Any], Awaitable[None]] | None]] = {
             AGENTRUNS: (self._runs.reconcile, self._runs.deleted),
             PODS: (self._pods.reconcile, self._pods.deleted),
             AGENTPOOLS: (self._pools.reconcile, None),
+            TRIGGERS: (self._triggers.reconcile, self._triggers.deleted),
         }
 
     async def lead(self, term: int) -> None:
@@ -96,6 +104,7 @@ class Operator:
             log.info("the cluster is known", term=term)
             group.create_task(self._resync.run(), name="resync")
             group.create_task(self._projector.run(), name="projector")
+            group.create_task(self._triggers.run(self._resync_seconds), name="triggers")
             group.create_task(self._fleet.run(term), name="fleet")
 
     async def _reconcile(self, key: Key) -> float | None:

@@ -69,6 +69,20 @@ class PoolNotFound(PerdureError):
     action = "Create the AgentPool, or correct spec.agent.poolRef."
 
 
+class TriggerNotFound(PerdureError):
+    """There is no such trigger."""
+
+    code, status = "trigger-not-found", 404
+    action = "Check namespace and name; a webhook is answered only by a Trigger whose source is webhook."
+
+
+class DeliveryNotFound(PerdureError):
+    """There is no such delivery, or none that was given up."""
+
+    code, status = "delivery-not-found", 404
+    action = "List the trigger's deliveries; only dead ones can be redriven."
+
+
 class NameTaken(PerdureError):
     """Another run has this name."""
 

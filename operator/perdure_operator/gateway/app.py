@@ -24,13 +24,18 @@ from perdure_operator.gateway.pools import Pools
 from perdure_operator.gateway.routes.history import History
 from perdure_operator.gateway.routes.pools import PoolRoutes
 from perdure_operator.gateway.routes.runs import Runs
+from perdure_operator.gateway.routes.triggers import TriggerRoutes
+from perdure_operator.gateway.secrets import NoSecrets, SecretReader
 from perdure_operator.observability import metrics
+from perdure_operator.services.delivery_router import DeliveryRouter
 from perdure_operator.services.reaper import Reaper
 from perdure_operator.services.sweeper import Sweeper
 from perdure_operator.services.timers import Timers
+from perdure_operator.services.trigger_scheduler import TriggerScheduler
 from perdure_operator.services.wakeups import WakeupApplier
 from perdure_operator.store.operations import Control, Outcome
 from perdure_operator.store.store import Store
+from perdure_operator.store.triggers import Triggers
 
 log = structlog.get_logger(__name__)
 _TERMINAL = frozenset(str(state) for state in TERMINAL)
@@ -39,7 +44,10 @@ _TERMINAL = frozenset(str(state) for state in TERMINAL)
 class Gateway:
     """One gateway process. All its replicas are alike; there is no leader."""
 
-    def __init__(self, store: Store, name: str, authenticator: Authenticator, *, lease_seconds: float) -> None:
+    def __init__(
+        self, store: Store, name: str, authenticator: Authenticator, *, lease_seconds: float, secrets: SecretReader | None = None
+    ) -> None:
+        """``secrets``: where the keys of webhooks are; without it no webhook is answered."""
         self._store = store
         self._authenticator = authenticator
         self._dispatcher = Dispatcher(store, name)
@@ -47,6 +55,9 @@ class Gateway:
         self._hub = Hub(store, name, self._pools, lease_seconds=lease_seconds, kick=self._dispatcher.kick)
         self._batcher = self._hub.batcher = Batcher(store, name, self._hub.idle_pods, self._observe)
         self._wakeups = WakeupApplier(store, self._settle)
+        triggers = Triggers(store)
+        router = DeliveryRouter(triggers, name, lambda: self._pools.specs, self._pools.refresh, made=self._dispatcher.kick)
+        self._trigger_routes = TriggerRoutes(triggers, secrets or NoSecrets(), emitted=router.kick)
         self._loops = {
             "batcher": self._batcher.run,
             "pools": self._pools.run,
@@ -57,6 +68,8 @@ class Gateway:
             "wakeups": self._wakeups.run,
             "reaper": Reaper(store, self._batcher.apply, lease_seconds=lease_seconds).run,
             "sweeper": Sweeper(store, self._settle).run,
+            "triggers": TriggerScheduler(triggers, fired=router.kick).run,
+            "deliveries": router.run,
         }
 
     async def run_loops(self) -> None:
@@ -74,6 +87,7 @@ class Gateway:
                 *Runs(self._store, self._batcher, self._pools, self._dispatcher).routes(),
                 *History(self._store).routes(),
                 *PoolRoutes(self._store, self._pools).routes(),
+                *self._trigger_routes.routes(),
                 *self._probes(),
                 web.get("/openapi.json", self._openapi),
             ]

@@ -42,7 +42,8 @@ def bearer(request: web.Request) -> str:
 async def authorize(request: web.Request, verb: str) -> Person:
     """The person behind the request, who may do ``verb`` in the namespace of the path. Raises Unauthenticated or Forbidden."""
     info = request.match_info
-    return await request.app[AUTHENTICATOR].person(bearer(request), verb=verb, namespace=info.get("ns", "-"), run=info.get("run"))
+    one = info.get("run") or info.get("trigger")
+    return await request.app[AUTHENTICATOR].person(bearer(request), verb=verb, namespace=info.get("ns", "-"), run=one)
 
 
 async def body(request: web.Request, what: str = "the body", *, limit: int = MAX_BYTES) -> tuple[bytes, Any]:

@@ -25,7 +25,7 @@ from perdure_operator.gateway.auth import Person, PodIdentity
 from perdure_operator.kube.client import AccessStatus, KubeApi, TokenStatus
 from perdure_operator.kube.errors import KubeError
 from perdure_operator.kube.names import TOKEN_AUDIENCE
-from perdure_operator.kube.resources import AGENTRUNS
+from perdure_operator.kube.resources import AGENTRUNS, TRIGGERS
 from perdure_operator.observability.metrics import REVIEWS
 
 KEEP_SECONDS = 60.0
@@ -37,17 +37,20 @@ MAX_TOKEN_CHARS = 16_384
 POD_UID = "authentication.kubernetes.io/pod-uid"
 _ACCOUNT = "system:serviceaccount:"
 
-RULES: dict[str, tuple[str, str]] = {
-    "create": ("create", ""),
-    "get": ("get", ""),
-    "list": ("list", ""),
-    "signal": ("create", "signal"),
-    "cancel": ("create", "cancel"),
-    "pause": ("create", "pause"),
-    "resume": ("create", "pause"),
-    "answer": ("create", "answer"),
+_RUNS, _TRIGGERS = AGENTRUNS.plural, TRIGGERS.plural
+RULES: dict[str, tuple[str, str, str]] = {
+    "create": ("create", _RUNS, ""),
+    "get": ("get", _RUNS, ""),
+    "list": ("list", _RUNS, ""),
+    "signal": ("create", _RUNS, "signal"),
+    "cancel": ("create", _RUNS, "cancel"),
+    "pause": ("create", _RUNS, "pause"),
+    "resume": ("create", _RUNS, "pause"),
+    "answer": ("create", _RUNS, "answer"),
+    "emit": ("create", _TRIGGERS, "emit"),
+    "deliveries": ("get", _TRIGGERS, ""),
 }
-"""The gateway's verbs → the verb and subresource of ``agentruns`` that RBAC must grant."""
+"""The gateway's verbs → the verb, resource and subresource that RBAC must grant."""
 
 
 class NotRegistered(Forbidden):
@@ -118,7 +121,7 @@ class KubernetesAuthenticator:
         where = "" if namespace == "-" else namespace
         # First without the run: who may do it with all runs, as most may, is asked about once for all of them.
         if not await self._may(status, rule, where, "") and not (run and await self._may(status, rule, where, run)):
-            what = "/".join(filter(None, (AGENTRUNS.plural, rule[1])))
+            what = "/".join(filter(None, rule[1:]))
             place = f"in namespace {where}" if where else "in all namespaces"
             raise Forbidden(
                 f"{status.username} may not {rule[0]} {what}.{AGENTRUNS.group} {place}",
@@ -142,13 +145,13 @@ class KubernetesAuthenticator:
             raise Unauthenticated(_why(status.error, audience))
         return status
 
-    async def _may(self, who: TokenStatus, rule: tuple[str, str], namespace: str, run: str) -> bool:
-        verb, subresource = rule
+    async def _may(self, who: TokenStatus, rule: tuple[str, str, str], namespace: str, run: str) -> bool:
+        verb, resource, subresource = rule
 
         async def ask() -> tuple[AccessStatus, float]:
             access = await self._kube.review_access(
                 who.username, who.groups, who.extra,
-                verb=verb, group=AGENTRUNS.group, resource=AGENTRUNS.plural, subresource=subresource, namespace=namespace, name=run,
+                verb=verb, group=AGENTRUNS.group, resource=resource, subresource=subresource, namespace=namespace, name=run,
             )  # fmt: skip
             return access, KEEP_ACCESS_SECONDS
 

@@ -12,6 +12,7 @@ from perdure_operator.gateway.views import RunView
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec, AgentRunSpec
 
 _RUN = "/v1/namespaces/{namespace}/runs/{run}"
+_TRIGGER = "/v1/namespaces/{namespace}/triggers/{trigger}"
 # path, verb, summary, status of success, schema of the answer, schema of the body, query parameters
 _ROUTES: list[tuple[str, str, str, str, str, str | None, tuple[str, ...]]] = [
     ("/v1/namespaces/{namespace}/runs", "post", "Create a run, or a batch of them", "201", "RunView", "Submission", ()),
@@ -29,13 +30,17 @@ _ROUTES: list[tuple[str, str, str, str, str, str | None, tuple[str, ...]]] = [
     (_RUN + "/resume", "post", "Resume", "202", "RunView", "Reason", ()),
     ("/v1/namespaces/{namespace}/pools/{name}", "put", "Create or change an agent pool", "200", "Any", "Pool", ()),
     ("/v1/namespaces/{namespace}/pools", "get", "List agent pools and what they hold", "200", "Page", None, ()),
+    (_TRIGGER + "/emit", "post", "Fire a trigger; the body becomes the run's input", "202", "Emitted", "Any", ()),
+    (_TRIGGER + "/deliveries", "get", "A trigger's firings and what became of them", "200", "Page", None, ("state", "before", "limit")),
+    (_TRIGGER + "/deliveries/{id}/redrive", "post", "Try a dead delivery anew", "202", "Emitted", None, ()),
+    ("/v1/hooks/{namespace}/{trigger}", "post", "A webhook, as its Trigger says: signed, or with its token", "202", "Emitted", "Any", ()),
 ]
 
 
 def _headers(path: str, verb: str) -> list[tuple[str, str]]:
     if path.endswith("/tail"):
         return [("Last-Event-ID", "The last sequence that was seen: what came after it is sent")]
-    if verb == "post" and path.endswith(("/runs", "/signals/{signal}")):
+    if verb == "post" and path.endswith(("/runs", "/signals/{signal}", "/emit", "/v1/hooks/{namespace}/{trigger}")):
         return [("Idempotency-Key", "1 to 253 characters; again under the same key it changes nothing and gets the first answer")]
     return []
 
@@ -74,6 +79,10 @@ def openapi() -> dict[str, Any]:
         "Signalled": {
             "type": "object",
             "properties": {"seq": {"type": "integer"}, "duplicate": {"type": "boolean"}, "id": {"type": "string"}},
+        },
+        "Emitted": {
+            "type": "object",
+            "properties": {"delivery": {"type": "string", "format": "uuid"}, "duplicate": {"type": "boolean"}},
         },
         "Reason": {"type": ["object", "null"], "properties": {"reason": {"type": "string"}}},
         "Pool": {"type": "object", "required": ["spec"], "properties": {"spec": _ref("AgentPoolSpec")}},

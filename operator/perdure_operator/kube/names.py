@@ -23,8 +23,10 @@ __all__ = [
     "POOL_ANNOTATION",
     "POOL_LABEL",
     "RUN_ID_LABEL",
+    "SCHEDULED_AT_ANNOTATION",
     "SIDECAR_CONTAINER",
     "TOKEN_AUDIENCE",
+    "TRIGGER_LABEL",
     "label_value",
     "pod_name",
 ]
@@ -34,6 +36,10 @@ POD_ID_LABEL = f"{GROUP}/pod-id"
 """Our own id of a pod, minted before the pod is created."""
 RUN_ID_LABEL = f"{GROUP}/run-id"
 """On AgentRuns that the projector made, and only there."""
+TRIGGER_LABEL = f"{GROUP}/trigger"
+"""On AgentRuns that a trigger made: its name, as ``label_value`` writes it."""
+SCHEDULED_AT_ANNOTATION = f"{GROUP}/scheduled-at"
+"""On AgentRuns that a calendar made: the instant that they were due."""
 MANAGED_BY_LABEL, MANAGED_BY = "app.kubernetes.io/managed-by", "perdure"
 COMPONENT_LABEL, COMPONENT = "app.kubernetes.io/component", "worker"
 

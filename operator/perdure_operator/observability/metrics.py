@@ -18,6 +18,8 @@ REAPER_HOLDS = Counter("perdure_reaper_holds_total", "Times that the reaper expi
 PODS = Gauge("perdure_connected_pods", "Pods connected to this gateway", ["state"])
 OPERATIONS = Counter("perdure_operations_total", "Operations answered", ["kind", "code"])
 UNKNOWN_EFFECTS = Counter("perdure_unknown_effects_total", "Effects that became UNKNOWN")
+DELIVERIES = Counter("perdure_deliveries_total", "Deliveries of triggers that were decided", ["source", "outcome"])
+FIRING_LATENESS = Histogram("perdure_firing_lateness_seconds", "Firing due until its run was made", ["source"], buckets=_FAST)
 REVIEWS = Counter("perdure_reviews_total", "Questions of who and what (token, access): yes, no, failed, kept", ["kind", "result"])
 
 # The operator's.

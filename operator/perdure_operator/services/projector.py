@@ -17,6 +17,7 @@ from msgspec.json import decode
 
 from perdure_operator.domain.errors import PerdureError
 from perdure_operator.kube.api.base import API_VERSION
+from perdure_operator.kube.api.v1alpha1 import MAX_INPUT_BYTES
 from perdure_operator.kube.client import AGENTRUNS, EVENTS, KubeApi, Resource
 from perdure_operator.kube.errors import KubeConflict, KubeForbidden, KubeInvalid, KubeNotFound
 from perdure_operator.kube.names import CANCEL_FINALIZER, FIELD_MANAGER, RUN_ID_LABEL
@@ -176,18 +177,21 @@ def _resource(run: Unmade) -> Json:
         "labels": {**run.labels, RUN_ID_LABEL: str(run.run)},
         "finalizers": [CANCEL_FINALIZER],
     }
-    if run.parent_uid is not None:
+    if run.annotations:
+        metadata["annotations"] = run.annotations
+    if run.owner is not None:
         metadata["ownerReferences"] = [
             {
                 "apiVersion": API_VERSION,
-                "kind": "AgentRun",
-                "name": run.parent_name,
-                "uid": str(run.parent_uid),
+                "kind": run.owner.kind,
+                "name": run.owner.name,
+                "uid": str(run.owner.uid),
                 "controller": True,
                 "blockOwnerDeletion": True,
             }
         ]
     spec = dict(run.spec)
-    if (value := decode(run.input)) is not None:
+    # A larger one, such as a webhook may bring, is in the store alone.
+    if len(run.input) <= MAX_INPUT_BYTES and (value := decode(run.input)) is not None:
         spec["input"] = value
     return {"apiVersion": API_VERSION, "kind": "AgentRun", "metadata": metadata, "spec": spec}

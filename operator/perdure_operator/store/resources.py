@@ -48,17 +48,26 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """A resource that takes those below it along when it is deleted."""
+
+    kind: Literal["AgentRun", "Trigger"]
+    name: str
+    uid: UUID
+
+
+@dataclass(frozen=True, slots=True)
 class Unmade:
-    """A run whose resource is to be made. ``parent_uid``, ``parent_name``: the parent's resource, if there is one still."""
+    """A run whose resource is to be made. ``owner``: the resource of the run that spawned it, if there is one still, or of its trigger."""
 
     run: UUID
     namespace: str
     name: str
     spec: dict[str, Any]
     labels: dict[str, str]
+    annotations: dict[str, str]
     input: bytes
-    parent_uid: UUID | None
-    parent_name: str | None
+    owner: Owner | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +164,11 @@ class Resources:
     async def unmade(self, limit: int) -> list[Unmade]:
         async with self._store.connection() as connection:
             rows = await connection.fetch(
-                "select c.run_id, r.namespace, r.name, s.spec, s.labels, s.input, p.uid as parent_uid, p.name as parent_name "
+                "select c.run_id, r.namespace, r.name, s.spec, s.labels, s.input, p.uid as parent_uid, p.name as parent_name, "
+                "d.owner_uid as trigger_uid, d.trigger_key, d.decision -> 'annotations' as annotations "
                 "from perdure.resources c join perdure.runs r using (run_id) join perdure.run_specs s using (run_id) "
                 "left join perdure.resources p on p.run_id = r.parent_id and not p.gone "
+                "left join perdure.deliveries d on d.run_id = c.run_id "
                 "where c.uid is null and not c.gone order by c.run_id limit $1",
                 limit,
             )
@@ -169,9 +180,9 @@ class Resources:
                     row["name"],
                     msgspec.json.decode(row["spec"]),
                     msgspec.json.decode(row["labels"]),
+                    msgspec.json.decode(row["annotations"]) if row["annotations"] else {},
                     await reader.payload(row["input"]),
-                    row["parent_uid"],
-                    row["parent_name"],
+                    _owner(row),
                 )
                 for row in rows
             ]
@@ -244,3 +255,11 @@ class Resources:
     async def resign(self, role: str, holder: str) -> None:
         async with self._store.connection() as connection:
             await connection.execute("update perdure.leaders set renewed_at = '-infinity' where role = $1 and holder = $2", role, holder)
+
+
+def _owner(row: Row) -> Owner | None:
+    if row["parent_uid"] is not None:
+        return Owner("AgentRun", row["parent_name"], row["parent_uid"])
+    if row["trigger_uid"] is not None:
+        return Owner("Trigger", row["trigger_key"].partition("/")[2], row["trigger_uid"])
+    return None

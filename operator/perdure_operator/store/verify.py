@@ -109,7 +109,24 @@ CHECKS: dict[str, str] = {
         where kind in ('steps', 'tool_calls', 'children') and reserved + used > maximum""",
     "10 one delivery a dedup key, one run a delivery": """
         select min(delivery_id::text)::uuid, format('run %s has %s deliveries', run_id, count(*)) from perdure.deliveries
-        where run_id is not null group by run_id having count(*) > 1""",
+        where run_id is not null group by run_id having count(*) > 1
+        union all
+        select min(delivery_id::text)::uuid, format('%s fired %s times for %s', trigger_key, count(*), fire_at) from perdure.deliveries
+        where source in ('schedule', 'interval', 'at') group by trigger_key, source, fire_at having count(*) > 1
+        union all
+        select delivery_id, format('%s, run %s, decision %s, closed %s', state, run_id, decision, closed_at) from perdure.deliveries
+        where (run_id is not null) <> (state = 'DONE' and decision ->> 'action' = 'newRun') or (state = 'DONE') <> (decision is not null)
+           or (closed_at is null) <> (state in ('PENDING', 'CLAIMED')) or (payload is not null and state in ('DONE', 'FAILED'))
+        union all
+        select d.delivery_id, format('its run %s does not exist, or is another delivery''s', d.run_id) from perdure.deliveries d
+        left join perdure.runs r using (run_id)
+        where d.run_id is not null and r.idempotency_key is distinct from 'delivery:' || d.delivery_id
+        union all
+        select e.run_id, format('no delivery made it, though it says %s', e.data -> 'start' ->> 'id') from perdure.events e
+        where e.seq = 1 and e.data ? 'start' and not exists (select 1 from perdure.deliveries d where d.run_id = e.run_id)
+        union all
+        select d.delivery_id, format('its trigger %s is unknown', d.trigger_key) from perdure.deliveries d
+        where not exists (select 1 from perdure.triggers t where t.trigger_key = d.trigger_key)""",
     "11 pods are leased from idle and hold what they say": """
         select p.pod_id, format('%s with run %s', p.state, p.run_id) from perdure.pods p
         left join perdure.leases l on l.holder = p.pod_id

@@ -126,8 +126,8 @@ async def test_an_authenticator_that_knows_no_audiences_lets_nobody_in(bench: Be
 
 @pytest.mark.parametrize("verb", RULES)
 async def test_a_person_may_what_was_granted_and_nothing_else(bench: Bench, verb: str) -> None:
-    kube_verb, subresource = RULES[verb]
-    what = "/".join(filter(None, ("agentruns", subresource)))
+    kube_verb, *path = RULES[verb]
+    what = "/".join(filter(None, path))
     token = bench.person_token()
     with pytest.raises(Forbidden, match=f"jane may not {kube_verb} {what}.perdure.dev in namespace team-a"):
         await bench.gateway.person(token, verb=verb, namespace="team-a", run="r")

@@ -325,30 +325,50 @@ create table perdure.questions (
   primary key (run_id, question_id)
 );
 
--- Triggers and their deliveries (T).
+-- Triggers (T). The row outlives the object: what has fired, and from where intervals count, is remembered when it comes again.
 create table perdure.triggers (
-  trigger_key text primary key,          -- namespace/name, outlives the object
+  trigger_key text primary key,          -- namespace/name
+  uid uuid,                              -- of the object, also of one that is gone
+  generation bigint not null default 0,
   spec jsonb not null,
-  last_fired_at timestamptz,
-  next_at timestamptz,
-  suspended boolean not null default false
+  source text not null check (source in ('schedule', 'interval', 'at', 'webhook', 'manual')),
+  suspended boolean not null default false,
+  deleted boolean not null default false,
+  anchor_at timestamptz not null,        -- intervals count from here; never moves
+  next_at timestamptz,                   -- the first instant that has not been looked at
+  fired_at timestamptz,                  -- the scheduled instant that fired last
+  revision bigint not null default 1     -- of all but next_at and fired_at: what was worked out from an earlier one is not applied
 );
+create index triggers_due on perdure.triggers (next_at) where next_at is not null and not suspended and not deleted;
+
+-- Firings, each under the key that makes it unique. Rows are never deleted while their key may come again.
 create table perdure.deliveries (
-  delivery_id uuid primary key,
+  delivery_id uuid primary key,          -- UUIDv7
   trigger_key text not null,
-  source text not null,
+  source text not null check (source in ('schedule', 'interval', 'at', 'webhook', 'manual')),
   dedup_key text not null unique,
   state text not null check (state in ('PENDING', 'CLAIMED', 'DONE', 'FAILED', 'DEAD')),
-  fire_at timestamptz not null,
-  not_before timestamptz not null,
+  fire_at timestamptz not null,          -- the scheduled instant, or when it came in
+  not_before timestamptz not null,       -- PENDING: back-off, infinity while the trigger is suspended; CLAIMED: when the claim is over
   attempts int not null default 0,
   claim_epoch int not null default 0,
-  payload bytea,
-  decision jsonb,
+  claimed_by text not null default '',
+  payload bytea,                         -- JSON; gone once it is a run's input or nobody's
+  detail jsonb not null default '{}',    -- by whom, what was skipped before it
+  decision jsonb,                        -- what was decided, in the commit that did it
+  message text not null default '',      -- what went wrong last, or why there is no run
   run_id uuid,
-  superseded_by uuid
+  owner_uid uuid,                        -- the trigger's object when the run was made: its resource's owner
+  followed text check (followed in ('active', 'ended')), -- its run has not ended, or has and still has a resource; null: nothing to do any more
+  superseded_by uuid,
+  created_at timestamptz not null,
+  closed_at timestamptz
 );
-create index deliveries_due on perdure.deliveries (not_before) where state in ('PENDING', 'FAILED');
+create index deliveries_due on perdure.deliveries (not_before) where state in ('PENDING', 'CLAIMED');
+create index deliveries_open on perdure.deliveries (trigger_key, state) where state in ('PENDING', 'CLAIMED', 'DEAD');
+create index deliveries_followed on perdure.deliveries (trigger_key, followed) where followed is not null;
+create index deliveries_trigger on perdure.deliveries (trigger_key, delivery_id);
+create unique index deliveries_run on perdure.deliveries (run_id) where run_id is not null;
 
 -- Leadership is a row with a term.
 create table perdure.leaders (role text primary key, holder text not null, term bigint not null, renewed_at timestamptz not null);

@@ -19,7 +19,8 @@ begin
   r.priority := coalesce(r.priority, 0);
   r.runnable_at := p_now;
   r.rank := extract(epoch from p_now) - r.priority * 60.0;
-  r.reasons := jsonb_build_array(jsonb_build_object('kind', 'start', 'at', p_now));
+  -- `start`: which firing of a trigger began it, and how late.
+  r.reasons := jsonb_build_array(jsonb_build_object('kind', 'start', 'at', p_now) || coalesce(p -> 'start', '{}'));
   r.cancel_requested := false; r.paused := false; r.wake_due := false;
   r.spec_paused := coalesce(r.spec_paused, false); r.superseded := false;
   r.active_ms := 0;
@@ -30,7 +31,7 @@ begin
   values (r.run_id, p -> 'spec', coalesce(p -> 'labels', '{}'), coalesce(p ->> 'summary', ''), coalesce(p ->> 'objective', ''), p_input);
   insert into perdure.events (run_id, seq, epoch, at, kind, data)
   values (r.run_id, 1, 0, p_now, 'run.created', jsonb_strip_nulls(jsonb_build_object('to', 'Pending', 'epoch', 0, 'attempt', 1,
-    'name', r.name, 'pool', r.pool, 'parent', r.parent_id)));
+    'name', r.name, 'pool', r.pool, 'parent', r.parent_id, 'start', p -> 'start')));
   if r.spec_paused then
     r := perdure.settle(r, p_now);
     perform perdure.save(r);
