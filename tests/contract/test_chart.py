@@ -18,25 +18,6 @@ from tests.harness.chart import CHART, MATRIX, QUICKSTART, RELEASE, Rendered, re
 # Of others; their operators bring them.
 FOREIGN = {"Certificate": "cert-manager.io/v1", "ServiceMonitor": "monitoring.coreos.com/v1", "PrometheusRule": "monitoring.coreos.com/v1"}
 OPERATOR = f"system:serviceaccount:perdure-system:{RELEASE}-operator"
-AGENTRUNS = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "agentruns.perdure.dev"},
-    "spec": {
-        "group": "perdure.dev",
-        "scope": "Namespaced",
-        "names": {"kind": "AgentRun", "plural": "agentruns", "singular": "agentrun", "listKind": "AgentRunList"},
-        "versions": [
-            {
-                "name": "v1alpha1",
-                "served": True,
-                "storage": True,
-                "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-            }
-        ],
-    },
-}
 
 
 class Helmed(Clients):
@@ -53,7 +34,9 @@ class Helmed(Clients):
     def apply(self, *objects: dict[str, Any], user: str = "", dry: bool = False) -> str:
         """Raises CommandError."""
         options = [*(["--as", user, "--as-group", "system:serviceaccounts"] if user else []), *(["--dry-run=server"] if dry else [])]
-        return self.kubectl("apply", "--server-side", "-f", "-", *options, input=json.dumps({"kind": "List", "apiVersion": "v1", "items": objects}))
+        return self.kubectl(
+            "apply", "--server-side", "-f", "-", *options, input=json.dumps({"kind": "List", "apiVersion": "v1", "items": objects})
+        )
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +89,6 @@ def test_pod_security_is_at_work_in_these_tests(server: Helmed) -> None:
 @pytest.fixture(scope="module")
 def installed(server: Helmed) -> Helmed:
     server.helm("install", RELEASE, str(CHART), "-n", "perdure-system", "--set", "quickstart.enabled=true", "--wait=hookOnly")
-    if "agentruns.perdure.dev" not in server.kubectl("get", "crds", "-o", "name"):
-        server.apply(AGENTRUNS)
     server.kubectl("wait", "--for=condition=Established", "crd/agentruns.perdure.dev", "--timeout=30s")
     return server
 
@@ -165,7 +146,13 @@ def test_permissions(installed: Helmed, account: str, verb: str, resource: str, 
 
 
 def run(name: str, **metadata: Any) -> dict[str, Any]:
-    return {"apiVersion": "perdure.dev/v1alpha1", "kind": "AgentRun", "metadata": {"name": name, "namespace": "team-a", **metadata}}
+    spec = {"agent": {"poolRef": {"name": "p"}}}
+    return {
+        "apiVersion": "perdure.dev/v1alpha1",
+        "kind": "AgentRun",
+        "metadata": {"name": name, "namespace": "team-a", **metadata},
+        "spec": spec,
+    }
 
 
 def pod(name: str, **metadata: Any) -> dict[str, Any]:
@@ -189,15 +176,17 @@ def test_reserved_metadata_is_perdure_s_alone(installed: Helmed, make: Any, fiel
     by_operator = ["--as", OPERATOR, "-n", "team-a", "--type=merge", "-p"]
     installed.kubectl("patch", kind, name, *by_operator, json.dumps({"metadata": reserved}))
     for change in ("2", None):
+        patch = json.dumps({"metadata": {field: {"perdure.dev/pod-id": change}}})
         with pytest.raises(CommandError, match="set by Perdure only"):
-            patch = json.dumps({"metadata": {field: {"perdure.dev/pod-id": change}}})
             installed.kubectl("patch", kind, name, "-n", "team-a", "--type=merge", "-p", patch)
     installed.kubectl("patch", kind, name, "-n", "team-a", "--type=merge", "-p", json.dumps({"metadata": {field: {"team": "b"}}}))
 
 
 def test_people_get_their_verbs_through_the_cluster_s_own_roles(installed: Helmed) -> None:
     """Aggregation itself is the controller manager's work, which is not here: what it would add up is what counts."""
-    found = json.loads(installed.kubectl("get", "clusterroles", "-l", "rbac.authorization.k8s.io/aggregate-to-edit=true", "-o", "json"))["items"]
+    found = json.loads(installed.kubectl("get", "clusterroles", "-l", "rbac.authorization.k8s.io/aggregate-to-edit=true", "-o", "json"))[
+        "items"
+    ]
     [edit] = [each for each in found if each["metadata"]["name"].endswith(f"{RELEASE}-edit")]
     assert any("agentruns/answer" in rule["resources"] and rule["verbs"] == ["create"] for rule in edit["rules"])
 
@@ -207,5 +196,7 @@ def test_what_an_uninstall_leaves(installed: Helmed) -> None:
     installed.helm("uninstall", RELEASE, "-n", "perdure-system", "--no-hooks")
     kinds = "serviceaccounts,secrets,services,deployments,statefulsets,jobs,networkpolicies,roles,rolebindings,poddisruptionbudgets"
     left = installed.kubectl("get", kinds, "-A", "-l", f"app.kubernetes.io/instance={RELEASE}", "-o", "name")
-    whole = installed.kubectl("get", "clusterroles,clusterrolebindings,validatingadmissionpolicies", "-l", "app.kubernetes.io/name=perdure", "-o", "name")
+    whole = installed.kubectl(
+        "get", "clusterroles,clusterrolebindings,validatingadmissionpolicies", "-l", "app.kubernetes.io/name=perdure", "-o", "name"
+    )
     assert left.strip() + whole.strip() == ""

@@ -143,7 +143,9 @@ class Resources:
         async with self._store.connection() as connection:
             found = await connection.fetch("select * from perdure.due_projections($1, $2)", limit, progress_seconds)
             rows = await Reader(connection).runs_by_id([row["run_id"] for row in found])
-        return [Due(row["run_id"], row["uid"], row["name"], row["generation"], rows[row["run_id"]]) for row in found if row["run_id"] in rows]
+        return [
+            Due(row["run_id"], row["uid"], row["name"], row["generation"], rows[row["run_id"]]) for row in found if row["run_id"] in rows
+        ]
 
     async def projected(self, done: Sequence[tuple[UUID, int]]) -> None:
         """The statuses of these resources say what was at these sequences."""

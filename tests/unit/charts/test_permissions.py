@@ -28,7 +28,9 @@ GATEWAY: Rules = {"tokenreviews.authentication.k8s.io": "create", "subjectaccess
 FINALIZERS: Rules = {"agentruns.perdure.dev": "get list patch"}
 VIEW: Rules = dict.fromkeys(("agentruns.perdure.dev", "agentpools.perdure.dev", "triggers.perdure.dev"), "get list watch")
 EDIT: Rules = {
-    **dict.fromkeys(("agentruns.perdure.dev", "agentpools.perdure.dev", "triggers.perdure.dev"), "create delete deletecollection patch update"),
+    **dict.fromkeys(
+        ("agentruns.perdure.dev", "agentpools.perdure.dev", "triggers.perdure.dev"), "create delete deletecollection patch update"
+    ),
     **{f"agentruns/{what}.perdure.dev": "create" for what in ("signal", "cancel", "pause", "answer")},
 }
 

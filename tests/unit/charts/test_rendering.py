@@ -54,7 +54,11 @@ def test_what_is_selected_exists(rendered: Rendered) -> None:
     pods = [pod["metadata"]["labels"] for _, pod in rendered.pods()]
     selectors = [each["spec"]["selector"] for each in rendered.of("Service")]
     selectors += [each["spec"]["selector"]["matchLabels"] for each in rendered.of("PodDisruptionBudget")]
-    selectors += [each["spec"]["podSelector"]["matchLabels"] for each in rendered.of("NetworkPolicy") if "worker" not in str(each["spec"]["podSelector"])]
+    selectors += [
+        each["spec"]["podSelector"]["matchLabels"]
+        for each in rendered.of("NetworkPolicy")
+        if "worker" not in str(each["spec"]["podSelector"])
+    ]
     for _, pod in rendered.pods():
         selectors += [spread["labelSelector"]["matchLabels"] for spread in pod["spec"].get("topologySpreadConstraints", [])]
     for selector in selectors:

@@ -32,7 +32,11 @@ def nested(path: tuple[str, ...], leaf: Any) -> Any:
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    both = {key: merged(base[key], over[key]) for key in base.keys() & over.keys() if isinstance(base[key], dict) and isinstance(over[key], dict)}
+    both = {
+        key: merged(base[key], over[key])
+        for key in base.keys() & over.keys()
+        if isinstance(base[key], dict) and isinstance(over[key], dict)
+    }
     return {**base, **over, **both}
 
 
