@@ -1,9 +1,13 @@
-"""``perdure-operator ROLE``: gateway, migrate, wait-for-schema. One image, one program, a role each."""
+"""``perdure-operator ROLE``: gateway, migrate, wait-for-schema. One image, one program, a role each.
+
+Roles import what they need: every new pod waits for ``wait-for-schema``, which needs no client of Kubernetes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 
 import stamina
@@ -13,7 +17,6 @@ from perdure_operator.config import ConfigError, GatewayConfig, OperatorConfig, 
 from perdure_operator.domain.errors import PerdureError, Unavailable
 from perdure_operator.observability.logging import configure
 from perdure_operator.store.migrate import SchemaBehind, migrate, require_schema
-from perdure_operator.wiring import run_gateway, run_operator, run_release
 
 USAGE = """usage: perdure-operator ROLE
 
@@ -23,7 +26,8 @@ roles:
                    PERDURE_TLS_CERT_FILE, PERDURE_TLS_KEY_FILE)
   operator         follows the resources of the cluster (PERDURE_DSN, PERDURE_SIDECAR_IMAGE, PERDURE_GATEWAY_URL, PERDURE_GATEWAY_CA_FILE,
                    PERDURE_WATCH_NAMESPACES, PERDURE_INLINE_TEMPLATES, PERDURE_METRICS_LISTEN, PERDURE_RESYNC_SECONDS)
-  release-finalizers  lets go of all AgentRuns, before an uninstall (PERDURE_WATCH_NAMESPACES)
+  release-finalizers
+                   lets go of all AgentRuns, when the operator is gone for good (PERDURE_WATCH_NAMESPACES)
   migrate          brings the database to this version, as soon as it answers (PERDURE_DSN)
   wait-for-schema  ends when the database is at this version (PERDURE_DSN)
 """
@@ -49,18 +53,26 @@ async def _wait_for_schema() -> None:
 
 def main() -> None:
     configure()
+    # Until a role has its own way to end: the first process of a container is not ended by a signal that it does not handle.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     role = sys.argv[1] if len(sys.argv) == 2 else ""
     try:
         if role == "gateway":
+            from perdure_operator.wiring import run_gateway
+
             uvloop.run(run_gateway(GatewayConfig.from_env()))
         elif role == "migrate":
             asyncio.run(_migrate())
         elif role == "wait-for-schema":
             asyncio.run(_wait_for_schema())
         elif role == "operator":
+            from perdure_operator.wiring import run_operator
+
             # Not uvloop: its watch runs in a thread with a loop of its own.
             asyncio.run(run_operator(OperatorConfig.from_env()))
         elif role == "release-finalizers":
+            from perdure_operator.wiring import run_release
+
             asyncio.run(run_release(watch_namespaces(os.environ)))
         else:
             sys.exit(USAGE)

@@ -18,25 +18,6 @@ from tests.harness.chart import CHART, MATRIX, QUICKSTART, RELEASE, Rendered, re
 # Of others; their operators bring them.
 FOREIGN = {"Certificate": "cert-manager.io/v1", "ServiceMonitor": "monitoring.coreos.com/v1", "PrometheusRule": "monitoring.coreos.com/v1"}
 OPERATOR = f"system:serviceaccount:perdure-system:{RELEASE}-operator"
-AGENTRUNS = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "agentruns.perdure.dev"},
-    "spec": {
-        "group": "perdure.dev",
-        "scope": "Namespaced",
-        "names": {"kind": "AgentRun", "plural": "agentruns", "singular": "agentrun", "listKind": "AgentRunList"},
-        "versions": [
-            {
-                "name": "v1alpha1",
-                "served": True,
-                "storage": True,
-                "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-            }
-        ],
-    },
-}
 
 
 class Helmed(Clients):
@@ -108,8 +89,6 @@ def test_pod_security_is_at_work_in_these_tests(server: Helmed) -> None:
 @pytest.fixture(scope="module")
 def installed(server: Helmed) -> Helmed:
     server.helm("install", RELEASE, str(CHART), "-n", "perdure-system", "--set", "quickstart.enabled=true", "--wait=hookOnly")
-    if "agentruns.perdure.dev" not in server.kubectl("get", "crds", "-o", "name"):
-        server.apply(AGENTRUNS)
     server.kubectl("wait", "--for=condition=Established", "crd/agentruns.perdure.dev", "--timeout=30s")
     return server
 
@@ -167,7 +146,13 @@ def test_permissions(installed: Helmed, account: str, verb: str, resource: str, 
 
 
 def run(name: str, **metadata: Any) -> dict[str, Any]:
-    return {"apiVersion": "perdure.dev/v1alpha1", "kind": "AgentRun", "metadata": {"name": name, "namespace": "team-a", **metadata}}
+    spec = {"agent": {"poolRef": {"name": "p"}}}
+    return {
+        "apiVersion": "perdure.dev/v1alpha1",
+        "kind": "AgentRun",
+        "metadata": {"name": name, "namespace": "team-a", **metadata},
+        "spec": spec,
+    }
 
 
 def pod(name: str, **metadata: Any) -> dict[str, Any]:
@@ -191,8 +176,8 @@ def test_reserved_metadata_is_perdure_s_alone(installed: Helmed, make: Any, fiel
     by_operator = ["--as", OPERATOR, "-n", "team-a", "--type=merge", "-p"]
     installed.kubectl("patch", kind, name, *by_operator, json.dumps({"metadata": reserved}))
     for change in ("2", None):
+        patch = json.dumps({"metadata": {field: {"perdure.dev/pod-id": change}}})
         with pytest.raises(CommandError, match="set by Perdure only"):
-            patch = json.dumps({"metadata": {field: {"perdure.dev/pod-id": change}}})
             installed.kubectl("patch", kind, name, "-n", "team-a", "--type=merge", "-p", patch)
     installed.kubectl("patch", kind, name, "-n", "team-a", "--type=merge", "-p", json.dumps({"metadata": {field: {"team": "b"}}}))
 

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 
+import perdure_operator.wiring  # noqa: F401 - what a gateway imports when it starts
 from perdure_operator.main import main
 
 

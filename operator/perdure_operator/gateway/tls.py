@@ -16,7 +16,7 @@ LOOK_SECONDS = 10.0
 
 
 class Certificate:
-    """``context`` is for a listener. Raises OSError when the files cannot be read, ssl.SSLError when they are no certificate and its key."""
+    """``context`` is for a listener. Raises OSError when the files cannot be read or, as ssl.SSLError, are no certificate and its key."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._files = certificate, key

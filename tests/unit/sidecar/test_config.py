@@ -48,6 +48,7 @@ def test_the_token_is_read_each_time(tmp_path: Path) -> None:
         ({"PERDURE_GATEWAY_URLS": "http://a:x"}, "PERDURE_GATEWAY_URLS"),
         ({"PERDURE_GATEWAY_URLS": "http://:1"}, "PERDURE_GATEWAY_URLS"),
         ({"PERDURE_GATEWAY_URLS": "http://a:1/v1"}, "PERDURE_GATEWAY_URLS"),
+        ({"PERDURE_GATEWAY_URLS": "https://a", "PERDURE_GATEWAY_CA": "/etc/ca.crt"}, "PERDURE_GATEWAY_CA"),
         ({**GATEWAY, "PERDURE_POD_REUSE": "forkperrun"}, "PERDURE_POD_REUSE"),
         ({**GATEWAY, "PERDURE_PORT": "70000"}, "PERDURE_PORT"),
         ({**GATEWAY, "PERDURE_PORT": "-1"}, "PERDURE_PORT"),

@@ -1,0 +1,70 @@
+"""Who waits for the schema waits for all of it, and no longer; who migrates waits for the database."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import asyncpg
+import pytest
+from tests.harness.gateways import PATIENCE, free_port
+
+from perdure_operator.domain.errors import Unavailable
+from perdure_operator.local.embedded_postgres import EmbeddedPostgres
+from perdure_operator.store.migrate import SchemaBehind, migrate, require_schema
+
+
+async def test_the_schema_is_there_when_it_was_migrated(empty_database: str) -> None:
+    with pytest.raises(SchemaBehind, match=r"0001_schema\.pre\.sql, .*functions-"):
+        await require_schema(empty_database)
+    assert "0001_schema.pre.sql" in await migrate(empty_database)
+    await require_schema(empty_database)
+    assert await migrate(empty_database) == []
+
+
+async def test_other_functions_are_another_schema(database: str) -> None:
+    """A version whose only news is in its functions does not start on old ones."""
+    connection = await asyncpg.connect(database)
+    await connection.execute("update perdure.migrations set name = 'functions-of-another' where name like 'functions-%'")
+    with pytest.raises(SchemaBehind, match=r"^the database lacks functions-[0-9a-f]{16}$"):
+        await require_schema(database)
+    assert await migrate(database) == []
+    await require_schema(database)
+    await connection.close()
+
+
+async def test_a_database_that_is_away_is_no_reason_to_give_up(own_postgres: EmbeddedPostgres) -> None:
+    await own_postgres.stop()
+    with pytest.raises(Unavailable):
+        await migrate(own_postgres.dsn)
+    roles = [await start(role, own_postgres.dsn) for role in ("wait-for-schema", "migrate")]
+    await asyncio.gather(*(told(process, "retry") for process in roles))
+    await own_postgres.start()
+    async with asyncio.timeout(PATIENCE):
+        assert [await process.wait() for process in roles] == [0, 0]
+
+
+async def test_waiting_ends_when_it_is_told_to() -> None:
+    process = await start("wait-for-schema", f"postgresql://postgres@127.0.0.1:{free_port()}/postgres")
+    await told(process, "retry")
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(PATIENCE):
+        assert await process.wait() == 128 + signal.SIGTERM, "handled, as the first process of a container must"
+
+
+async def start(role: str, dsn: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "perdure_operator.main", role, env={**os.environ, "PERDURE_DSN": dsn}, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def told(process: asyncio.subprocess.Process, word: str) -> None:
+    """Returns when its log has the word."""
+    assert process.stderr is not None
+    async with asyncio.timeout(PATIENCE):
+        async for line in process.stderr:
+            if word.encode() in line:
+                return
+    raise AssertionError(f"it ended without saying {word}")
