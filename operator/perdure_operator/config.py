@@ -95,6 +95,7 @@ class OperatorConfig:
     gateway_url: str
     gateway_ca: str | None
     inline_templates: Literal["all"] | frozenset[str]
+    token_audience: str
     metrics_listen: Address | None
     resync_seconds: float
 
@@ -112,6 +113,7 @@ class OperatorConfig:
             gateway_url=required(env, "PERDURE_GATEWAY_URL"),
             gateway_ca=authorities,
             inline_templates=_inline_templates(env.get("PERDURE_INLINE_TEMPLATES", "none")),
+            token_audience=env.get("PERDURE_TOKEN_AUDIENCE") or "perdure-gateway",
             metrics_listen=_address(env, "PERDURE_METRICS_LISTEN"),
             resync_seconds=_number("PERDURE_RESYNC_SECONDS", env.get("PERDURE_RESYNC_SECONDS", "300"), 1, 86_400),
         )

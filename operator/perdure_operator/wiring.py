@@ -67,7 +67,7 @@ async def run_operator(config: OperatorConfig) -> None:
         kube = await parts.enter_async_context(await KubeClient.connect(settings=KubeSettings(rate=API_RATE, burst=API_BURST)))
         pods = PodSettings(
             sidecar_image=config.sidecar_image, gateway_urls=(config.gateway_url,), gateway_ca=config.gateway_ca or "",
-            sidecar_pull_policy=config.sidecar_pull_policy,
+            sidecar_pull_policy=config.sidecar_pull_policy, token_audience=config.token_audience,
         )  # fmt: skip
         settings = OperatorSettings(pods, config.watch_namespaces, config.inline_templates, config.resync_seconds)
         elector = Elector(Resources(store), config.name, lambda term: Operator(store, kube, settings).lead(term))

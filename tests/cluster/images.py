@@ -23,7 +23,7 @@ from tests.cluster.progress import doing
 BUILDKITD = "buildkitd"
 READY_SECONDS = 30.0
 # Targets of the project's Dockerfile, which are the ends of its images' names too.
-TARGETS = ("operator", "sidecar")
+TARGETS = ("operator", "sidecar", "agent", "postgres")
 PASSED_ON = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 

@@ -89,7 +89,8 @@ def test_a_warm_pod_takes_the_wake(perdure: Installation, place: str, pool_name:
     perdure.until_phase(name, place, "Succeeded")
     late = float(
         perdure.sql(
-            "select extract(epoch from l.at - s.at) from perdure.events s join perdure.events l using (run_id) join perdure.runs r using (run_id) "
+            "select extract(epoch from l.at - s.at) from perdure.events s join perdure.events l using (run_id) "
+            "join perdure.runs r using (run_id) "
             f"where r.name = '{name}' and s.kind = 'signal.received' and l.kind = 'run.leased' and l.seq > s.seq limit 1"
         )
     )
@@ -118,10 +119,11 @@ def test_a_deleted_parent_takes_three_levels_along(perdure: Installation, place:
     perdure.delete("agentrun", "dynasty", place, "--wait=true", "--timeout=30s")
     assert time.monotonic() - started < 20
     perdure.until("all are cancelled", lambda: set(_states(perdure, place, "dynasty")) == {"Cancelled"}, 60)
-    left = [run["metadata"]["name"] for run in perdure.all(RUNS, place) if run["metadata"]["name"].startswith("dynasty")]
-    perdure.until(
-        f"their resources go: {left}", lambda: not [r for r in perdure.all(RUNS, place) if r["metadata"]["name"].startswith("dynasty")], 60
-    )
+
+    def left() -> list[str]:
+        return [run["metadata"]["name"] for run in perdure.all(RUNS, place) if run["metadata"]["name"].startswith("dynasty")]
+
+    perdure.until("their resources go", lambda: not left(), 60)
     no_workers(perdure, place, "parent")
 
 
@@ -139,8 +141,10 @@ def test_a_worker_that_is_deleted_mid_step_is_replaced(perdure: Installation, pl
     perdure.delete("pod", pod, place, "--force", "--grace-period=0")
     done = perdure.until_phase("killed", place, "Succeeded", 120)
     assert done["status"]["result"]["attempt"] == 2
-    steps = perdure.sql(f"select count(*) from perdure.events e join perdure.runs r using (run_id) where r.name = 'killed' and r.namespace = '{place}' "
-                        "and kind = 'step.succeeded' and data ->> 'name' like '%note%'")  # fmt: skip
+    steps = perdure.sql(
+        "select count(*) from perdure.events e join perdure.runs r using (run_id) "
+        f"where r.name = 'killed' and r.namespace = '{place}' and kind = 'step.succeeded' and data ->> 'name' like '%note%'"
+    )
     assert steps == "1", "what was done was done again"
 
 
