@@ -87,7 +87,7 @@ class Installation:
         """One value a line."""
         pod = f"{RELEASE}-postgres-0"
         return self.cluster.kubectl(
-            "exec", pod, "-n", NAMESPACE, "--", "sh", "-c", 'psql -h 127.0.0.1 -U "$POSTGRES_USER" -d "$POSTGRES_DB" -qtAc "$0"', query
+            "exec", pod, "-n", NAMESPACE, "--", "sh", "-c", 'PGPASSWORD="$POSTGRES_PASSWORD" psql -h 127.0.0.1 -U perdure -d perdure -qtAc "$0"', query
         ).strip()  # fmt: skip
 
     def until(self, what: str, look: Callable[[], Any], seconds: float = PATIENCE) -> Any:

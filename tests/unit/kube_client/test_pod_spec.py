@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from perdure_operator.kube.api.podtemplate import Container, EmptyDir, PodMetadata, PodSpec, PodTemplate, Volume, VolumeMount
+from perdure_operator.kube.api.podtemplate import Container, EmptyDir, PodSpec, PodTemplate, TemplateMetadata, Volume, VolumeMount
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
 from perdure_operator.kube.names import label_value
 from perdure_operator.kube.specs.pod import PodSettings, ReservedName, worker_pod
@@ -116,20 +116,20 @@ AGENT = Container(name="agent", image="a")
 RESERVED: dict[str, PodTemplate] = {
     # Past the model's own check, as an object that was stored before it existed.
     "perdure.dev/pool": PodTemplate(
-        metadata=PodMetadata.model_construct(labels={"perdure.dev/pool": "x"}), spec=PodSpec(containers=[AGENT])
+        metadata=TemplateMetadata.model_construct(labels={"perdure.dev/pool": "x"}), spec=PodSpec(containers=[AGENT])
     ),
     "app.kubernetes.io/managed-by": PodTemplate(
-        metadata=PodMetadata(labels={"app.kubernetes.io/managed-by": "x"}), spec=PodSpec(containers=[AGENT])
+        metadata=TemplateMetadata.model_construct(labels={"app.kubernetes.io/managed-by": "x"}), spec=PodSpec(containers=[AGENT])
     ),
     "container.apparmor": PodTemplate(
-        metadata=PodMetadata(annotations={"container.apparmor.security.beta.kubernetes.io/agent": "unconfined"}),
+        metadata=TemplateMetadata.model_construct(annotations={"container.apparmor.security.beta.kubernetes.io/agent": "unconfined"}),
         spec=PodSpec(containers=[AGENT]),
     ),
-    "perdure-data": PodTemplate(spec=PodSpec(containers=[AGENT], volumes=[Volume(name="perdure-data", empty_dir=EmptyDir())])),
+    "perdure-data": PodTemplate(spec=PodSpec.model_construct(containers=[AGENT], volumes=[Volume.model_construct(name="perdure-data", empty_dir=EmptyDir())])),
     "mounts perdure-token": PodTemplate(
-        spec=PodSpec(containers=[Container(name="agent", image="a", volume_mounts=[VolumeMount(name="perdure-token", mount_path="/t")])])
+        spec=PodSpec.model_construct(containers=[Container.model_construct(name="agent", image="a", volume_mounts=[VolumeMount.model_construct(name="perdure-token", mount_path="/t")])])
     ),
-    "perdure-agent": PodTemplate(spec=PodSpec(containers=[AGENT, Container(name="perdure-agent", image="b")])),
+    "perdure-agent": PodTemplate(spec=PodSpec.model_construct(containers=[AGENT, Container.model_construct(name="perdure-agent", image="b")])),
 }
 
 
