@@ -48,7 +48,8 @@ up: venv ## run the example report agent, end to end, on this machine
 dev: venv ## gateway, Postgres and workers on this machine, for the report example
 	@.venv/bin/perdure dev -f examples/report
 
-test: venv lint verify ## lint, generated files, then every test
+test: venv lint verify ## lint, generated files, then every test but those of `make e2e`
+	@$(PY) -m tests.cluster build-control-plane
 	$(SAY) "tests"
 	@$(PY) -m pytest -q -n 0
 

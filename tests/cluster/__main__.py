@@ -32,6 +32,15 @@ def build(_: argparse.Namespace) -> int:
     return 0
 
 
+def control_plane(_: argparse.Namespace) -> int:
+    """build what tests need that talk to an API server only: the programs of a control plane, and Helm"""
+    groups = (*binaries.CONTROL_PLANE, binaries.HELM)
+    if reason := binaries.obstacle(groups):
+        return explain(reason)
+    binaries.build(groups)
+    return 0
+
+
 def up(_: argparse.Namespace) -> int:
     """start a cluster (an earlier one is removed)"""
     cluster = Cluster()
@@ -132,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     command("build", build)
+    command("build-control-plane", control_plane)
     command("up", up)
     command("down", down)
     command("status", status)

@@ -85,10 +85,8 @@ class Installation:
 
     def sql(self, query: str) -> str:
         """One value a line."""
-        pod = f"{RELEASE}-postgres-0"
-        return self.cluster.kubectl(
-            "exec", pod, "-n", NAMESPACE, "--", "sh", "-c", 'PGPASSWORD="$POSTGRES_PASSWORD" psql -h 127.0.0.1 -U perdure -d perdure -qtAc "$0"', query
-        ).strip()  # fmt: skip
+        ask = 'PGPASSWORD="$POSTGRES_PASSWORD" psql -h 127.0.0.1 -U postgres -qtAc "$0"'
+        return self.cluster.kubectl("exec", f"{RELEASE}-postgres-0", "-n", NAMESPACE, "--", "sh", "-c", ask, query).strip()
 
     def until(self, what: str, look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
         """What ``look`` gives once it is true. Fails with the words of everybody concerned."""

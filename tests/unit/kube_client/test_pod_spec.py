@@ -113,8 +113,14 @@ def test_the_rest_of_the_template_is_taken_as_it_is() -> None:
 
 
 AGENT = Container(name="agent", image="a")
+
+
+def _template(**spec: Any) -> PodTemplate:
+    """Past the model's own check, as one that was stored before that existed."""
+    return PodTemplate.model_construct(metadata=None, spec=PodSpec.model_construct(**({"containers": [AGENT]} | spec)))
+
+
 RESERVED: dict[str, PodTemplate] = {
-    # Past the model's own check, as an object that was stored before it existed.
     "perdure.dev/pool": PodTemplate(
         metadata=TemplateMetadata.model_construct(labels={"perdure.dev/pool": "x"}), spec=PodSpec(containers=[AGENT])
     ),
@@ -125,11 +131,11 @@ RESERVED: dict[str, PodTemplate] = {
         metadata=TemplateMetadata.model_construct(annotations={"container.apparmor.security.beta.kubernetes.io/agent": "unconfined"}),
         spec=PodSpec(containers=[AGENT]),
     ),
-    "perdure-data": PodTemplate(spec=PodSpec.model_construct(containers=[AGENT], volumes=[Volume.model_construct(name="perdure-data", empty_dir=EmptyDir())])),
-    "mounts perdure-token": PodTemplate(
-        spec=PodSpec.model_construct(containers=[Container.model_construct(name="agent", image="a", volume_mounts=[VolumeMount.model_construct(name="perdure-token", mount_path="/t")])])
+    "perdure-data": _template(volumes=[Volume.model_construct(name="perdure-data", empty_dir=EmptyDir())]),
+    "mounts perdure-token": _template(
+        containers=[Container.model_construct(name="agent", image="a", volume_mounts=[VolumeMount.model_construct(name="perdure-token")])]
     ),
-    "perdure-agent": PodTemplate(spec=PodSpec.model_construct(containers=[AGENT, Container.model_construct(name="perdure-agent", image="b")])),
+    "perdure-agent": _template(containers=[AGENT, Container.model_construct(name="perdure-agent", image="b")]),
 }
 
 
