@@ -7,11 +7,13 @@ import re
 from prometheus_client import REGISTRY
 from tests.harness.chart import MATRIX, RELEASE, render
 
+import perdure_operator.kube.metrics as of_the_client
 import perdure_operator.observability.metrics as ours
 
 
 def exported() -> set[str]:
     assert ours.COMMIT_SECONDS
+    assert of_the_client.WATCH_AGE
     return {sample.name for metric in REGISTRY.collect() for sample in metric.samples} | {
         f"{metric.name}{suffix}" for metric in REGISTRY.collect() for suffix in ("_total", "_bucket") if metric.name.startswith("perdure_")
     }
