@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.cluster import binaries
+from tests.cluster import apiserver, binaries
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.clients import Clients
 from tests.cluster.errors import CommandError
@@ -40,10 +40,15 @@ class Helmed(Clients):
 
 
 @pytest.fixture(scope="module")
-def server(api_server: ApiServer) -> Helmed:
+def server() -> Iterator[Helmed]:
+    """An API server of its own: what the release installs would be in the way of the tests of the definitions, and they in its."""
     if not binaries.are_built((binaries.HELM,)):
         unavailable("no Helm has been built yet: run `make cluster-build`")
-    server = Helmed(api_server)
+    with apiserver.running() as alone:
+        yield _prepared(Helmed(alone))
+
+
+def _prepared(server: Helmed) -> Helmed:
     for name in ("perdure-system", "team-a", "team-b", "trusted"):
         labels = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/enforce-version": "latest"}
         server.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})

@@ -50,10 +50,12 @@ async def parent(run: Run, input: dict[str, Any]) -> Any:
         if input["leaf"] == "wait":
             await run.wait_signal("never")
         return await work(float(input["leaf"]))
-    rows = [await run.spawn(input={"levels": 0, "leaf": "wait"}, recording="StoreOnly", key=f"row-{n}") for n in range(input.get("rows", 0))]
+    rows = [
+        await run.spawn(input={"levels": 0, "leaf": "wait"}, recording="StoreOnly", key=f"row-{n}") for n in range(input.get("rows", 0))
+    ]
     below = await run.spawn(input={**input, "levels": levels - 1, "rows": 0}).join()
-    for row in rows:
-        await row.join()
+    for child in rows:
+        await child.join()
     return below.result
 
 
