@@ -7,8 +7,6 @@ to the holders of leases: what another gateway or a service did to a run that is
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from uuid import UUID
 
 import structlog
@@ -17,6 +15,7 @@ from perdure import protocol as wire
 from perdure_operator.domain.errors import PerdureError
 from perdure_operator.gateway.pods import Hub
 from perdure_operator.gateway.translate import outcome
+from perdure_operator.services.polling import Kick
 from perdure_operator.store.context import stored_payloads
 from perdure_operator.store.store import News, Store
 
@@ -32,33 +31,23 @@ class Dispatcher:
     def __init__(self, store: Store, gateway: str) -> None:
         self._store = store
         self._gateway = gateway
-        self._kicked = asyncio.Event()
-        self._news = asyncio.Event()
-
-    def kick(self) -> None:
+        self.kick = Kick()
         """Something became runnable or idle: look now."""
-        self._kicked.set()
-
-    def kick_news(self) -> None:
+        self.kick_news = Kick()
         """Something happened to a run that is held: tell its holder now, if it is ours."""
-        self._news.set()
 
     async def run(self, hub: Hub) -> None:
         while True:
-            idle = hub.idle_by_pool()
-            pause = POLL_SECONDS
-            if idle:
-                self._kicked.clear()
+            pause: float | None = None
+            if idle := hub.idle_by_pool():
+                pause = POLL_SECONDS
                 try:
                     if await self._claim(hub, idle):
                         continue
                 except PerdureError as error:
                     log.warning("dispatch failed", error=str(error))
                     pause = OUTAGE_SECONDS
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._kicked.wait(), pause if idle else None)
-            if not idle:
-                self._kicked.clear()
+            await self.kick.pause(pause)
 
     async def _claim(self, hub: Hub, idle: dict[str, list[UUID]]) -> int:
         pools = await self._store.runnable_pools(list(idle))
@@ -79,9 +68,7 @@ class Dispatcher:
                 except PerdureError as error:
                     log.warning("news could not be read", error=str(error))
                     pause = OUTAGE_SECONDS
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), pause)
-            self._news.clear()
+            await self.kick_news.pause(pause)
 
     async def _tell(self, hub: Hub, news: News) -> None:
         pod = hub.holder(news.run)

@@ -174,7 +174,8 @@ class Hub:
         pod = Pod(identity, socket)
         pump = asyncio.create_task(pod.pump())
         try:
-            hello = await asyncio.wait_for(socket.receive(), HELLO_SECONDS)
+            async with asyncio.timeout(HELLO_SECONDS):
+                hello = await socket.receive()
             frame = wire.decode_from_pod(hello.data) if hello.type is WSMsgType.BINARY else None
             if not isinstance(frame, wire.Hello):
                 raise InvalidInput("the first frame must be hello")

@@ -9,7 +9,6 @@ useful is tried again ever more slowly, one pod at a time.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from uuid import UUID, uuid4
 from perdure_operator.domain.errors import PerdureError
 from perdure_operator.local.processes import PodExit
 from perdure_operator.services.capacity import Need, decide
+from perdure_operator.services.polling import Kick
 from perdure_operator.store.store import PoolDemand
 
 TICK_SECONDS = 0.1
@@ -95,7 +95,7 @@ class Fleet:
         self._backoff: dict[str, _Backoff] = {}
         self._retiring: dict[UUID, float] = {}
         self._untold: dict[UUID, str] = {}
-        self._changed = asyncio.Event()
+        self._changed = Kick()
 
     @property
     def pods(self) -> Mapping[UUID, Pod]:
@@ -116,9 +116,7 @@ class Fleet:
             if silent:
                 self._say("the store answers again")
             silent = False
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), TICK_SECONDS)
-            self._changed.clear()
+            await self._changed.pause(TICK_SECONDS)
 
     async def tick(self) -> None:
         for pod_id, reason in list(self._untold.items()):
@@ -179,7 +177,7 @@ class Fleet:
                 self._say(what)
             else:
                 self._failed(pod.pool, what, last_words)
-        self._changed.set()
+        self._changed()
 
     def _failed(self, pool: str, what: str, last_words: list[str]) -> None:
         backoff = self._backoff.setdefault(pool, _Backoff())

@@ -6,10 +6,9 @@ are one commit, so a crash before it leaves the delivery to the next claim, and 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import UTC, timedelta
+from typing import NoReturn
 
 import msgspec
 import structlog
@@ -20,6 +19,7 @@ from perdure_operator.domain.trigger import Source, backoff_seconds, idempotency
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec, TriggerSpec
 from perdure_operator.kube.names import SCHEDULED_AT_ANNOTATION, TRIGGER_LABEL, label_value
 from perdure_operator.observability import metrics
+from perdure_operator.services.polling import Poll
 from perdure_operator.services.submission import new_run, pool_name, require_pool
 from perdure_operator.services.trigger_plan import parse_spec
 from perdure_operator.store.store import NewRun
@@ -44,23 +44,14 @@ class DeliveryRouter:
     ) -> None:
         self._triggers, self._name = triggers, name
         self._pools, self._refresh, self._made = pools, refresh, made
-        self._kicked = asyncio.Event()
+        self._poll = Poll("deliveries could not be routed", seconds=POLL_SECONDS, outage=OUTAGE_SECONDS)
+        self.kick = self._poll.kick
 
-    def kick(self) -> None:
-        self._kicked.set()
+    async def run(self) -> NoReturn:
+        await self._poll.run(self._look)
 
-    async def run(self) -> None:
-        while True:
-            pause = POLL_SECONDS
-            self._kicked.clear()
-            try:
-                if await self.route_due() >= BATCH:
-                    continue
-            except PerdureError as error:
-                log.warning("deliveries could not be routed", error=str(error))
-                pause = OUTAGE_SECONDS
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._kicked.wait(), pause)
+    async def _look(self) -> bool:
+        return await self.route_due() >= BATCH
 
     async def route_due(self) -> int:
         """Gives how many deliveries were claimed. Raises PerdureError when the store does not answer: what was claimed comes back."""

@@ -8,19 +8,17 @@ the watch (controllers/pods.py); here they are only created, and deleted when th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 from uuid import UUID, uuid4
 
 import structlog
 
-from perdure_operator.domain.errors import PerdureError
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
 from perdure_operator.kube.client import PODS, KubeApi
 from perdure_operator.kube.errors import KubeForbidden, KubeInvalid, KubeNotFound, KubeUnavailable
@@ -28,6 +26,7 @@ from perdure_operator.kube.names import pod_name
 from perdure_operator.kube.specs.pod import PodSettings, worker_pod
 from perdure_operator.observability import metrics
 from perdure_operator.services.capacity import decide
+from perdure_operator.services.polling import Poll
 from perdure_operator.store.resources import PodRow, Resources
 from perdure_operator.store.store import PoolDemand, Store
 
@@ -61,26 +60,14 @@ class Fleet:
     ) -> None:  # fmt: skip
         self._store, self._resources, self._kube = store, resources, kube
         self._settings, self._limit, self._now = settings, limit, now
-        self._kicked = asyncio.Event()
+        self._poll = Poll("the fleet could not be looked after", seconds=TICK_SECONDS, outage=OUTAGE_SECONDS)
+        self.kick = self._poll.kick
         self._deleted: dict[UUID, float] = {}
         self._starting: set[UUID] = set()
         self.troubles: dict[str, Trouble] = {}
 
-    def kick(self) -> None:
-        self._kicked.set()
-
-    async def run(self, term: int) -> None:
-        """Until cancelled."""
-        while True:
-            pause = TICK_SECONDS
-            self._kicked.clear()
-            try:
-                await self.tick(term)
-            except PerdureError as error:
-                log.warning("the fleet could not be looked after", error=str(error))
-                pause = OUTAGE_SECONDS
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._kicked.wait(), pause)
+    async def run(self, term: int) -> NoReturn:
+        await self._poll.run(lambda: self.tick(term))
 
     async def tick(self, term: int) -> None:
         demand = await self._store.pool_demand()
@@ -93,7 +80,7 @@ class Fleet:
         for name, need in needs.items():
             if need.retire:
                 await self._store.retire_idle(name, need.retire)
-                self._kicked.set()
+                self.kick()
         starts = [by_name[name] for name, need in needs.items() for _ in range(need.start)]
         await asyncio.gather(*(self._start(pool, term) for pool in starts))
 
@@ -156,7 +143,7 @@ class Fleet:
         old = [row.pod_id for row in rows if row.state in ("starting", "idle") and row.revision != revisions.get(row.pool)]
         if old:
             await self._resources.retire(old)
-            self._kicked.set()
+            self.kick()
 
     async def _give_up(self, rows: list[PodRow]) -> None:
         for row in rows:

@@ -7,9 +7,8 @@ version it builds on, and is made anew when somebody else was faster.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import OrderedDict
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 from uuid import UUID
 
 import structlog
@@ -21,6 +20,7 @@ from perdure_operator.kube.api.v1alpha1 import MAX_INPUT_BYTES
 from perdure_operator.kube.client import AGENTRUNS, EVENTS, KubeApi, Resource
 from perdure_operator.kube.errors import KubeConflict, KubeForbidden, KubeInvalid, KubeNotFound
 from perdure_operator.kube.names import CANCEL_FINALIZER, FIELD_MANAGER, RUN_ID_LABEL
+from perdure_operator.services.polling import Poll
 from perdure_operator.services.status import event_of, status_of
 from perdure_operator.store.resources import Due, Resources, Unmade
 
@@ -45,37 +45,29 @@ class Projector:
         self._resources = resources
         self._kube = kube
         self._cache = cache
-        self._kicked = asyncio.Event()
+        self._poll = Poll("statuses could not be written", seconds=POLL_SECONDS, outage=OUTAGE_SECONDS)
+        self.kick = self._poll.kick
+        self._slots = asyncio.Semaphore(PARALLEL)
         self._written: OrderedDict[str, Json] = OrderedDict()
 
-    def kick(self) -> None:
-        self._kicked.set()
+    async def run(self) -> NoReturn:
+        await self._poll.run(self._look)
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        slots = asyncio.Semaphore(PARALLEL)
-        while True:
-            pause = POLL_SECONDS
-            self._kicked.clear()
-            try:
-                for unmade in await self._resources.unmade(BATCH):
-                    await self._make(unmade)
-                due = await self._resources.due(BATCH, progress_seconds=PROGRESS_SECONDS)
-                done = await asyncio.gather(*(self._project(slots, one) for one in due))
-                if written := [(one.uid, one.row["last_seq"]) for one, ok in zip(due, done, strict=True) if ok]:
-                    await self._resources.projected(written)
-                    continue
-            except PerdureError as error:
-                log.warning("statuses could not be written", error=str(error))
-                pause = OUTAGE_SECONDS
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._kicked.wait(), pause)
+    async def _look(self) -> bool:
+        for unmade in await self._resources.unmade(BATCH):
+            await self._make(unmade)
+        due = await self._resources.due(BATCH, progress_seconds=PROGRESS_SECONDS)
+        done = await asyncio.gather(*(self._project(one) for one in due))
+        written = [(one.uid, one.row["last_seq"]) for one, ok in zip(due, done, strict=True) if ok]
+        if written:
+            await self._resources.projected(written)
+        return bool(written)
 
     # --------------------------------------------------------------------------------------------------------- statuses
 
-    async def _project(self, slots: asyncio.Semaphore, due: Due) -> bool:
+    async def _project(self, due: Due) -> bool:
         """Whether the resource says now what the store said."""
-        async with slots:
+        async with self._slots:
             try:
                 return await self._write(due, self._newest(due))
             except KubeConflict:

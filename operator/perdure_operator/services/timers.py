@@ -5,17 +5,14 @@ Suspended runs cost nothing in between: the question is one probe of a partial i
 
 from __future__ import annotations
 
-import asyncio
+from typing import NoReturn
 
-import structlog
-
-from perdure_operator.domain.errors import PerdureError
+from perdure_operator.services.polling import Poll
 from perdure_operator.services.port import Settle
 from perdure_operator.store.store import Store
 
-log = structlog.get_logger(__name__)
-
 POLL_SECONDS = 0.03
+OUTAGE_SECONDS = 0.5
 BATCH = 256
 
 
@@ -24,15 +21,10 @@ class Timers:
         self._store = store
         self._settle = settle
 
-    async def run(self) -> None:
-        while True:
-            pause = POLL_SECONDS
-            try:
-                due = await self._store.due_runs(BATCH)
-                await self._settle(due)
-                if len(due) >= BATCH:
-                    continue
-            except PerdureError as error:
-                log.warning("due timers could not be handled", error=str(error))
-                pause = 0.5
-            await asyncio.sleep(pause)
+    async def run(self) -> NoReturn:
+        await Poll("due timers could not be handled", seconds=POLL_SECONDS, outage=OUTAGE_SECONDS).run(self._look)
+
+    async def _look(self) -> bool:
+        due = await self._store.due_runs(BATCH)
+        await self._settle(due)
+        return len(due) >= BATCH

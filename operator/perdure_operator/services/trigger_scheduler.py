@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import NoReturn
 
 import structlog
 
-from perdure_operator.domain.errors import InvalidInput, PerdureError
+from perdure_operator.domain.errors import InvalidInput
 from perdure_operator.domain.trigger import Firing, due, scheduled_key
+from perdure_operator.services.polling import Poll
 from perdure_operator.services.trigger_plan import calendar_of, parse_spec, policy_of
 from perdure_operator.store.triggers import Tick, TriggerRow, Triggers
 
@@ -32,16 +34,11 @@ class TriggerScheduler:
         self._fired = fired
         self._not_understood: set[tuple[str, int]] = set()
 
-    async def run(self) -> None:
-        while True:
-            pause = POLL_SECONDS
-            try:
-                if await self.tick() >= BATCH:
-                    continue
-            except PerdureError as error:
-                log.warning("due triggers could not be fired", error=str(error))
-                pause = OUTAGE_SECONDS
-            await asyncio.sleep(pause)
+    async def run(self) -> NoReturn:
+        await Poll("due triggers could not be fired", seconds=POLL_SECONDS, outage=OUTAGE_SECONDS).run(self._look)
+
+    async def _look(self) -> bool:
+        return await self.tick() >= BATCH
 
     async def tick(self) -> int:
         """Gives how many triggers were moved on, by us as far as we know."""

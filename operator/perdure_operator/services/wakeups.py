@@ -6,18 +6,14 @@ its own for those of others.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+from typing import NoReturn
 
-import structlog
-
-from perdure_operator.domain.errors import PerdureError
+from perdure_operator.services.polling import Poll
 from perdure_operator.services.port import Settle
 from perdure_operator.store.store import Store
 
-log = structlog.get_logger(__name__)
-
 POLL_SECONDS = 0.03
+OUTAGE_SECONDS = 0.5
 BATCH = 256
 
 
@@ -25,22 +21,13 @@ class WakeupApplier:
     def __init__(self, store: Store, settle: Settle) -> None:
         self._store = store
         self._settle = settle
-        self._kicked = asyncio.Event()
+        self._poll = Poll("wakeups could not be applied", seconds=POLL_SECONDS, outage=OUTAGE_SECONDS)
+        self.kick = self._poll.kick
 
-    def kick(self) -> None:
-        self._kicked.set()
+    async def run(self) -> NoReturn:
+        await self._poll.run(self._look)
 
-    async def run(self) -> None:
-        while True:
-            pause = POLL_SECONDS
-            self._kicked.clear()
-            try:
-                runs = await self._store.unapplied_runs(BATCH)
-                await self._settle(runs)
-                if runs:
-                    continue
-            except PerdureError as error:
-                log.warning("wakeups could not be applied", error=str(error))
-                pause = 0.5
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._kicked.wait(), pause)
+    async def _look(self) -> bool:
+        runs = await self._store.unapplied_runs(BATCH)
+        await self._settle(runs)
+        return bool(runs)

@@ -140,7 +140,8 @@ class Store:
     async def close(self) -> None:
         """Lets statements in flight end, for two seconds."""
         try:
-            await asyncio.wait_for(self._pool.close(), 2)
+            async with asyncio.timeout(2):
+                await self._pool.close()
         except TimeoutError:
             self._pool.terminate()
 
