@@ -287,10 +287,11 @@ class Spawned(Body, kw_only=True):
 class Finish(Body, tag="finish", tag_field="op", kw_only=True):
     """Ends the lease for good or for this attempt. Answer: :class:`Finished`.
 
-    From agents: ``succeeded`` (with ``output``), ``failed`` (final), ``retry`` (this attempt failed; L5 decides), ``cancelled`` (obeyed
-    a cancel). From the sidecar: ``stalled``, ``paused``."""
+    From agents: ``succeeded`` (with ``output``), ``failed`` (final), ``retry`` (this attempt failed; L5 decides), ``yielded`` (told to
+    end by SIGTERM: the run goes on elsewhere, and no attempt has failed), ``cancelled`` (obeyed a cancel). From the sidecar: ``stalled``,
+    ``paused``."""
 
-    outcome: Literal["succeeded", "failed", "retry", "cancelled", "stalled", "paused"]
+    outcome: Literal["succeeded", "failed", "retry", "yielded", "cancelled", "stalled", "paused"]
     output: Raw = NULL
     error: ErrorInfo | None = None
     slices: list[Slice] = []

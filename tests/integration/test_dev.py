@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,6 +49,24 @@ if plan.get("signal"):
         sys.exit(0)
 call("POST", "/v1/finish", {"outcome": plan.get("outcome", "succeeded"), "output": plan["steps"]})
 """
+SDK_AGENT = """
+import os, time
+from perdure import Run, agent, step
+
+@step
+async def work(n: int, seconds: float) -> int:
+    if not os.path.exists("hurry"):
+        time.sleep(seconds)
+    return n
+
+@agent
+async def main(run: Run, plan: dict[str, float]) -> None:
+    for n in range(int(plan["steps"])):
+        await work(n, plan["seconds"])
+
+if __name__ == "__main__":
+    main.serve()
+"""
 POOL = """
 apiVersion: perdure.dev/v1alpha1
 kind: AgentPool
@@ -59,7 +78,7 @@ RUN = """---
 apiVersion: perdure.dev/v1alpha1
 kind: AgentRun
 metadata: { name: %s }
-spec: { agent: { poolRef: { name: worker } }, input: %s }
+spec: { agent: { poolRef: { name: worker } }, input: %s, retry: { maxRetries: %d } }
 """
 
 
@@ -71,8 +90,8 @@ class Machine:
         self.sessions: list[subprocess.Popen[str]] = []
         (folder / "agent.py").write_text(AGENT)
 
-    def manifest(self, **runs: str) -> None:
-        (self.folder / "runs.yaml").write_text(POOL + "".join(RUN % item for item in runs.items()))
+    def manifest(self, max_retries: int = 3, **runs: str) -> None:
+        (self.folder / "runs.yaml").write_text(POOL + "".join(RUN % (*item, max_retries) for item in runs.items()))
 
     def perdure(self, *words: str, timeout: float = 90) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -177,6 +196,21 @@ def test_after_every_kind_of_death_the_run_goes_on(machine: Machine) -> None:
     again.send_signal(signal.SIGINT)
     assert again.wait(30) == 0
     ended(processes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [AGENT, SDK_AGENT], ids=["http", "sdk"])
+def test_ctrl_c_is_nobodys_failure(machine: Machine, source: str) -> None:
+    (machine.folder / "agent.py").write_text(source)
+    machine.manifest(max_retries=0, long="{ steps: 200, seconds: 0.2 }")
+    session = machine.dev("-f", "runs.yaml")
+    machine.until("long", "Running", steps=2)
+    session.send_signal(signal.SIGINT)
+    assert session.wait(30) == 0
+    (machine.folder / "hurry").touch()
+    machine.dev("-f", "runs.yaml")
+    machine.until("long", "Succeeded", steps=200)
+    assert re.search(r"lost its worker \((Terminated|Stopped)\); queued again", machine.perdure("events", "long").stdout)
 
 
 @pytest.mark.slow

@@ -166,7 +166,7 @@ class StoreAgainstOracle(RuleBasedStateMachine):
 
     @options(
         n=FEW,
-        what=("hello", "hello", "unready", "lost", "idle", "gone", "gone", "dispatch", "beat"),
+        what=("hello", "hello", "unready", "lost", "idle", "gone", "gone", "taken", "dispatch", "beat"),
         pool=(*POOLS, POOLS[0]),
         gateway=(GATEWAYS[0], *GATEWAYS),
         reuse=(True, False),
@@ -183,6 +183,8 @@ class StoreAgainstOracle(RuleBasedStateMachine):
             self.twin.idle(pod, gateway)
         elif what == "gone":
             self.twin.gone(pod, ("PodDeleted", "AgentExited", "Evicted")[n % 3])
+        elif what == "taken":
+            self.twin.take_away(run.holder or pod)
         elif what == "dispatch" and pod in self.twin.oracle.pods:
             self.twin.dispatch(gateway, pod)
         elif what == "beat":
@@ -312,11 +314,16 @@ class StoreAgainstOracle(RuleBasedStateMachine):
         self.do(event, checkpoint, Control(run.id, "note", {"kind": "checkpoint.corrupt", "data": {}}))
 
     @options(
-        n=FEW, how=HOW, outcome=("succeeded", "failed", "retry", "retry", "cancelled", "stalled", "paused"), direct=DIRECT, pieces=SLICES
+        n=FEW,
+        how=HOW,
+        outcome=("succeeded", "failed", "retry", "retry", "yielded", "cancelled", "stalled", "paused"),
+        error=("E", "E", "AgentDisconnected"),
+        direct=DIRECT,
+        pieces=SLICES,
     )
-    def finish(self, n: int, how: str, outcome: str, direct: int | None, pieces: tuple[str, ...]) -> None:
+    def finish(self, n: int, how: str, outcome: str, error: str, direct: int | None, pieces: tuple[str, ...]) -> None:
         run = self.worker(n)
-        body = {"outcome": outcome, "error": None if outcome == "succeeded" else {"type": "E", "message": "m"}}
+        body = {"outcome": outcome, "error": None if outcome == "succeeded" else {"type": error, "message": "m"}}
         self.do(Control(run.id, "finish", body, self.fence(run, how), self.mint(), BIG, slices=slices(pieces)), direct=direct)
 
     # -------------------------------------------------------------------------------------------------- people and services

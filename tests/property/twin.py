@@ -172,6 +172,10 @@ class Twin:
     def gone(self, pod: UUID, reason: str) -> None:
         assert self.wait(self.store.pod_gone(pod, reason)) == self.oracle.gone(pod, reason)
 
+    def take_away(self, pod: UUID) -> None:
+        self.wait(self.store.take_away([pod]))
+        self.oracle.take_away(pod)
+
     def beat(self, run: UUID, epoch: int, pod: UUID) -> None:
         alive = self.wait(self.store.heartbeat("g0", [Beat(run, epoch, pod)], []))
         assert bool(alive) == self.oracle.beat(run, epoch, pod)

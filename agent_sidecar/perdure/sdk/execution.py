@@ -29,6 +29,8 @@ from perdure.sdk.transport import Transport
 from perdure.sdk.waits import Waits
 
 RECEIPT_GRACE_SECONDS: Final = 5.0
+YIELD_SECONDS: Final = 5.0
+"""How long a process that was told to end tries to give its run back."""
 """How long a process that has lost its lease lives on for the receipts of tools that it is executing."""
 
 InputPolicy = Literal["reuse", "redo", "fail"]
@@ -88,7 +90,7 @@ class Execution:
         self._transport = transport
         self._deferred: list[_Deferred] = []
         self._receipts = 0
-        self._exit_code = DONE
+        self._leave: Callable[[], None] = _nothing_to_do
         self._background: set[asyncio.Task[Any]] = set()
         self._parked: list[asyncio.Future[None]] = []
         transport.listen(self)
@@ -234,15 +236,36 @@ class Execution:
 
     def abandon(self, code: int) -> None:
         """Ends the process: at once, or when the tools that are at work have sent their receipts, or the grace for that is over."""
+        self._end(lambda: self._exits.leave(code))
+
+    def give_back(self, code: int) -> None:
+        """The same, but for the run, which goes on elsewhere: that this process was told to end is no failure of the attempt."""
+        self._end(lambda: self.background(self._yield(code)))
+
+    def _end(self, leave: Callable[[], None]) -> None:
         if self.over:
             return
         self.over = True
-        self._exit_code = code
+        self._leave = leave
         self._stop.set()
         if self._receipts == 0:
-            self._exits.leave(code)
+            self._leave_once()
         else:
-            self.loop.call_later(RECEIPT_GRACE_SECONDS, self._exits.leave, code)
+            self.loop.call_later(RECEIPT_GRACE_SECONDS, self._leave_once)
+
+    def _leave_once(self) -> None:
+        leave, self._leave = self._leave, _nothing_to_do
+        leave()
+
+    async def _yield(self, code: int) -> None:
+        try:
+            async with asyncio.timeout(YIELD_SECONDS):
+                await self._transport.call(_encode(protocol.Finish(outcome="yielded")))
+        except TimeoutError:
+            _log.warning("the run could not be given back: no answer")
+        except PerdureError as error:
+            _log.warning("the run could not be given back: %s", error)
+        self._exits.leave(code)
 
     @contextmanager
     def receipt_due(self) -> Iterator[None]:
@@ -253,7 +276,7 @@ class Execution:
         finally:
             self._receipts -= 1
             if self.over and self._receipts == 0:
-                self._exits.leave(self._exit_code)
+                self._leave_once()
 
     def cancel(self) -> None:
         if not self.cancelled:
@@ -299,3 +322,6 @@ def read_context(data: bytes) -> protocol.RunContext:
 
 
 def _nothing(_: str) -> None: ...
+
+
+def _nothing_to_do() -> None: ...

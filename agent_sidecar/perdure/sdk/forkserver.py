@@ -97,7 +97,8 @@ class _Parent:
         try:
             while (secret := self._next()) is not None:
                 code, clean = self._serve(secret)
-                self._ask("POST", "/v1/idle", {"clean": clean, "exitCode": code})
+                # A pod that is being ended must not be given another run.
+                self._ask("POST", "/v1/idle", {"clean": clean and not self._ending, "exitCode": code})
                 if not clean or self._ending:
                     break
         except _Ended:

@@ -79,11 +79,11 @@ class _Server:
         self._execution = execution
 
     def _told_to_end(self) -> None:
-        """SIGTERM: at once, but for the receipts of tools that are at work."""
+        """SIGTERM: the run is given back, as soon as the tools that are at work have sent their receipts."""
         if self._execution is None:
             self._exits.leave(DONE)
         else:
-            self._execution.abandon(TERMINATED)
+            self._execution.give_back(TERMINATED)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -261,6 +261,10 @@ class RunRecord:
             self.reasons.append(Reason(kind="retry"))
             self.runnable_at = self.clock.now + BACKOFF_SECONDS * 2 ** (self.failures - 1)
             state = "Pending"
+        elif body.outcome == "yielded":
+            self.attempt += 1
+            self.reasons.append(Reason(kind="lost", name="Terminated"))
+            state = "Pending"
         self.output = bytes(body.output)
         self.event(f"run.{body.outcome}", {"error": body.error.message if body.error else None})
         self.ledger.executor_lost(gone=True)

@@ -64,7 +64,7 @@ class WorkerPods:
             await self._kube.delete(PODS, namespace, name, uid=meta["uid"])
             return None
         if meta.get("deletionTimestamp"):
-            await self._resources.retire([pod_id])
+            await self._store.take_away([pod_id])
         elif (trouble := trouble_of(pod)) is not None:
             self._fleet.failed(meta["annotations"][POOL_ANNOTATION], *trouble)
             await self._resources.retire([pod_id])

@@ -9,6 +9,7 @@ useful is tried again ever more slowly, one pod at a time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -44,6 +45,10 @@ class Capacity(Protocol):
 
     async def retire_idle(self, pool: str, count: int, /) -> list[UUID]:
         """Idle pods that will get no run any more and are told to end."""
+        ...
+
+    async def take_away(self, pods: list[UUID], /) -> None:
+        """These are about to be ended: no failure of the runs that they have."""
         ...
 
 
@@ -136,6 +141,8 @@ class Fleet:
 
     async def close(self, grace: float) -> None:
         """Stop every pod and tell the store, so that what ran is queued at once when there is a fleet again."""
+        with contextlib.suppress(PerdureError, OSError):
+            await self._capacity.take_away(list(self._pods))
         for pod in self._pods.values():
             pod.stop(grace)
         if self._watchers:

@@ -166,7 +166,7 @@ class Oracle(LedgerRules):
         run.holder = None
         for pod in self.pods.values():
             if pod.run == run.id:
-                pod.run, pod.state = None, "leased" if pod.reuse else "retiring"
+                pod.run, pod.state = None, "leased" if pod.reuse and pod.state == "leased" else "retiring"
 
     def _finished(self, run: Run) -> None:
         run.reasons, run.wake_due = [], False
@@ -355,6 +355,10 @@ class Oracle(LedgerRules):
                 self._move(run, Event.CANCEL if outcome == "cancelled" else Event.SUCCEED, outcome.capitalize())
             case "failed":
                 self._end(run, Event.FAIL, error or "Failed", error=error or None)
+            case "yielded":
+                self._lost(run, "Terminated", counts=not self._taken_away(run))
+            case "retry" if error == "AgentDisconnected" and self._taken_away(run):
+                self._lost(run, "Terminated", counts=False)
             case "retry" | "stalled" as outcome:
                 self._attempt_failed(run, error if outcome == "retry" else "Stalled")
             case "paused":
@@ -365,6 +369,9 @@ class Oracle(LedgerRules):
                     self._move(run, Event.YIELD, "Resumed")
         self._settle(run)
         return {"state": run.state}
+
+    def _taken_away(self, run: Run) -> bool:
+        return run.holder in self.pods and self.pods[run.holder].state == "retiring"
 
     def _attempt_failed(self, run: Run, reason: str) -> None:
         run.failures += 1
@@ -523,6 +530,10 @@ class Oracle(LedgerRules):
             return False
         row.state, row.gateway = "idle", gateway
         return True
+
+    def take_away(self, pod: UUID) -> None:
+        if pod in self.pods:
+            self.pods[pod].state = "retiring"
 
     def gone(self, pod: UUID, reason: str) -> list[UUID]:
         """The pod was seen terminated. Gives the run that lost it."""

@@ -285,6 +285,11 @@ class Store:
                 )
         return [row["run_id"] for row in rows]
 
+    async def take_away(self, pods: Sequence[UUID]) -> None:
+        """Somebody is ending these pods: that they fall silent is no failure of their runs, and they get no other."""
+        async with self.connection() as connection:
+            await connection.execute("select perdure.take_away($1)", list(pods))
+
     async def retire_idle(self, pool: str, count: int) -> list[UUID]:
         async with self.connection() as connection:
             return [row[0] for row in await connection.fetch("select * from perdure.retire_idle($1, $2)", pool, count)]

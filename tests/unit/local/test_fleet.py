@@ -113,6 +113,7 @@ class Capacity:
         self.capacity, self.runnable, self.held = capacity, 0, set[UUID]()
         self.rows: dict[UUID, str] = {}
         self.gone: dict[UUID, str] = {}
+        self.taken: list[UUID] = []
         self.down = False
 
     def _up(self) -> None:
@@ -135,6 +136,10 @@ class Capacity:
         self.rows.pop(pod, None)
         self.gone[pod] = reason
         return [uuid4()] if pod in self.held else []
+
+    async def take_away(self, pods: list[UUID], /) -> None:
+        self._up()
+        self.taken += pods
 
     async def retire_idle(self, pool: str, count: int, /) -> list[UUID]:
         idle = [pod for pod, state in self.rows.items() if state == "idle"][:count]
@@ -264,6 +269,7 @@ async def test_closing_stops_every_pod_and_tells_the_store() -> None:
     world = World(minIdle=3)
     await world.fleet.tick()
     await world.fleet.close(1.0)
+    assert set(world.store.taken) == set(world.store.gone), "what they had is no failure"
     assert set(world.store.gone.values()) == {"Stopped"}
     assert len(world.store.gone) == 3
     assert world.said == []

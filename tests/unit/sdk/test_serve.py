@@ -324,11 +324,13 @@ async def main(run: Run) -> None:
             process.tell(signal.SIGTERM)
             assert await process.end() in (0, -signal.SIGTERM)  # the latter before it has begun to serve
         async with agent_process(sidecar, code, **FORK) as process:
-            await sidecar.hold(a_run())
+            record = a_run()
+            await sidecar.hold(record)
             await sidecar.until(lambda: sidecar.operations)
             process.tell(signal.SIGTERM)
             assert await process.end() == 0
-            assert sidecar.idles == [{"clean": True, "exitCode": 143}]
+            assert record.state == "Pending", "the run was given back"
+            assert sidecar.idles == [{"clean": False, "exitCode": 143}], "and the pod takes no other"
 
 
 async def test_forks_need_the_socket_and_no_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

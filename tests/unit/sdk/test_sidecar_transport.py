@@ -13,7 +13,7 @@ from tests.unit.sdk.conftest import Exits
 from tests.unit.sdk.fake_sidecar import PATIENCE, FakeSidecar, fake_sidecar, problem
 
 from perdure import Agent, Run, agent, step, tool
-from perdure.protocol import ActivityEnd, EventAppend, Operation, encode_json
+from perdure.protocol import ActivityEnd, EventAppend, Finish, Operation, encode_json
 from perdure.sdk.errors import PodRetired, Refused, SidecarUnavailable
 from perdure.sdk.exits import LEASE_LOST, TERMINATED
 from perdure.sdk.sidecar import Address, SidecarTransport, address_from
@@ -279,7 +279,7 @@ async def test_the_receipt_of_a_tool_at_work_gets_out_after_the_lease_is_lost(tm
             sidecar.record.lost(gone=False)  # type: ignore[union-attr]
             await sidecar.push({"lost": "superseded"})
         else:
-            doing.execution.abandon(TERMINATED)
+            doing.execution.give_back(TERMINATED)
         await doing.execution._stop.wait()
         other = asyncio.create_task(runs[0].append("not any more"))
         for _ in range(5):
@@ -302,7 +302,13 @@ async def test_the_receipt_of_a_tool_at_work_gets_out_after_the_lease_is_lost(tm
         assert await doing.run() == (LEASE_LOST if told == "lost" else TERMINATED)
         assert acted.is_set()
         assert ran == []
-        assert isinstance(sidecar.operations[-1][1], ActivityEnd)
+        last = [body for _, body, *_ in sidecar.operations[-2:]]
+        if told == "terminated":
+            finish = last.pop()
+            assert isinstance(finish, Finish)
+            assert finish.outcome == "yielded"
+            assert record.state == "Pending"
+        assert isinstance(last[-1], ActivityEnd)
         assert [entry.state for entry in record.ledger.entries.values()] == ["SUCCEEDED"]
 
 

@@ -89,8 +89,8 @@ begin
       when 'release' then
         delete from perdure.leases where run_id = r.run_id;
         -- A reusing pod stays leased, without a run, until it says that it has cleaned up.
-        update perdure.pods set run_id = null, since = p_now, state = case when reuse then 'leased' else 'retiring' end
-        where pod_id = r.holder and state = 'leased' and run_id = r.run_id;
+        update perdure.pods set run_id = null, since = p_now, state = case when reuse and state = 'leased' then 'leased' else 'retiring' end
+        where pod_id = r.holder and run_id = r.run_id;
         r.holder := null;
       when 'orphan' then
         for v_entry in update perdure.ledger set state = 'UNKNOWN' where run_id = r.run_id and state = 'RUNNING' returning key, tool loop
@@ -164,6 +164,11 @@ begin
   r.reasons := r.reasons || jsonb_build_array(jsonb_build_object('kind', 'retry', 'name', p_type, 'at', p_now));
   return perdure.move(r, 'retry', p_type, p_message, p_now, jsonb_build_object('runnableAt', r.runnable_at));
 end $$;
+
+-- Whether somebody is ending this pod, which may still hold a run: a deletion, an eviction, the end of `perdure dev`.
+create or replace function perdure.taken_away(p_pod uuid) returns boolean language sql stable as $$
+  select exists (select 1 from perdure.pods where pod_id = p_pod and state = 'retiring')
+$$;
 
 -- `p_counts`: false when somebody took the worker away on purpose.
 create or replace function perdure.worker_lost(r perdure.runs, p_reason text, p_counts boolean, p_now timestamptz)

@@ -130,7 +130,11 @@ begin
       r := case when r.cancel_requested then perdure.move(r, 'cancel', 'Cancelled', v_message, p_now)
                 else perdure.move(r, 'fail', coalesce(nullif(v_type, ''), 'Failed'), v_message, p_now) end;
     when 'retry' then
-      r := perdure.attempt_failed(r, v_type, v_message, p_now);
+      -- An agent that knows nothing of SIGTERM just ends, and its sidecar says so. That is not its failure when somebody took its pod away.
+      r := case when v_type = 'AgentDisconnected' and perdure.taken_away(r.holder) then perdure.worker_lost(r, 'Terminated', false, p_now)
+                else perdure.attempt_failed(r, v_type, v_message, p_now) end;
+    when 'yielded' then
+      r := perdure.worker_lost(r, 'Terminated', not perdure.taken_away(r.holder), p_now);
     when 'stalled' then
       r := perdure.attempt_failed(r, 'Stalled', v_message, p_now);
     when 'cancelled' then
