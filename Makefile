@@ -48,15 +48,15 @@ up: venv ## run the example report agent, end to end, on this machine
 dev: venv ## gateway, Postgres and workers on this machine, for the report example
 	@.venv/bin/perdure dev -f examples/report
 
-test: venv lint verify ## lint, generated files, then every test but those of `make e2e`
-	@$(PY) -m tests.cluster build-control-plane
+test: venv lint verify cluster-build ## lint, generated files, then every test; the first time builds a cluster for them
 	$(SAY) "tests"
 	@$(PY) -m pytest -q -n 0
 
-e2e: venv ## end-to-end tests on a real cluster, without Docker (the first time builds it: a quarter of an hour)
-	@$(PY) -m tests.cluster test
+e2e: venv cluster-build ## the end-to-end tests alone, on a real cluster, without Docker
+	@$(PY) -m pytest -q -n 0 tests/e2e
 
-cluster-build: venv ## what a test cluster is made of, into the user's cache
+cluster-build: venv ## what a test cluster is made of, into the user's cache (the first time: a quarter of an hour)
+	$(SAY) "test cluster"
 	@$(PY) -m tests.cluster build
 
 lint: venv ## ruff, formatting, types, layers

@@ -6,38 +6,29 @@ import argparse
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
 from tests.cluster import apiserver, base_image, binaries
-from tests.cluster.clients import ExistingCluster
 from tests.cluster.cluster import Cluster, obstacle
 from tests.cluster.errors import ClusterError
 from tests.cluster.images import TARGETS
-from tests.cluster.machine import install_packages
 from tests.cluster.paths import cache
 from tests.cluster.progress import say
 from tests.cluster.unavailable import explain
 
-E2E = "tests/e2e"
-
 
 def build(_: argparse.Namespace) -> int:
-    """build what a cluster is made of: programs and base image"""
-    install_packages()
+    """build what this machine can run: the programs of a control plane, Helm, and those of a node with its base image"""
+    control_plane = (*binaries.CONTROL_PLANE, binaries.HELM)
+    if reason := binaries.obstacle(control_plane):
+        return explain(reason)
+    binaries.build(control_plane)
+    if reason := obstacle():
+        return explain(reason)
     binaries.build()
     base_image.build()
-    say(f"everything is in {cache()}")
-    return 0
-
-
-def control_plane(_: argparse.Namespace) -> int:
-    """build what tests need that talk to an API server only: the programs of a control plane, and Helm"""
-    groups = (*binaries.CONTROL_PLANE, binaries.HELM)
-    if reason := binaries.obstacle(groups):
-        return explain(reason)
-    binaries.build(groups)
+    say(f"a test cluster is in {cache()}")
     return 0
 
 
@@ -86,27 +77,6 @@ def execute(args: argparse.Namespace) -> int:
     os.execvpe(argv[0], argv, cluster.environment())
 
 
-def test(args: argparse.Namespace) -> int:
-    """run the end-to-end tests, on a cluster that is started for them unless one runs"""
-    pytest = [sys.executable, "-m", "pytest", *(args.arguments or ["-q", "-n", "0", E2E])]
-    if existing := ExistingCluster.from_environment():
-        return subprocess.run(pytest, env=existing.environment(), check=False).returncode
-    if reason := obstacle():
-        return explain(reason)
-    # Before any test's clock runs.
-    binaries.build()
-    base_image.build()
-    cluster = Cluster()
-    started = not cluster.is_running()
-    try:
-        if started:
-            cluster.start()
-        return subprocess.run(cluster.argv(pytest), env=cluster.environment(), check=False).returncode
-    finally:
-        if started:
-            cluster.stop()
-
-
 def serve(_: argparse.Namespace) -> int:
     """run an API server alone, on loopback, until Ctrl-C"""
     with apiserver.running() as server:
@@ -141,13 +111,11 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     command("build", build)
-    command("build-control-plane", control_plane)
     command("up", up)
     command("down", down)
     command("status", status)
     command("images", images).add_argument("--tag", default="test", help="of both images (default: test)")
     command("exec", execute).add_argument("command", nargs="+", metavar="CMD")
-    command("test", test).add_argument("arguments", nargs="*", metavar="PYTEST_ARGUMENT")
     command("apiserver", serve)
     return parser
 

@@ -79,10 +79,6 @@ class Cluster(Clients):
     def is_running(self) -> bool:
         return self._processes.is_running(HOLDER) and self._processes.is_running(APISERVER)
 
-    def is_reachable(self) -> bool:
-        """Whether this process is in the cluster's network."""
-        return self._processes.is_running(HOLDER) and self._namespace.is_mine()
-
     def status(self) -> dict[str, bool]:
         """Which of its programs run."""
         return {name: self._processes.is_running(name) for name in self._processes.names()}

@@ -69,10 +69,6 @@ class Namespace:
         """Command line of a program of the cluster: in its cgroup and its namespaces."""
         return [*self._cgroup.entering(), *self.inside(network=network), *(str(part) for part in argv)]
 
-    def is_mine(self) -> bool:
-        """Whether this very process is in the cluster's network."""
-        return Path("/proc/self/ns/net").stat().st_ino == self._network.stat().st_ino
-
     def call(self, function: Callable[[], T]) -> T:
         """Calls it in a thread that has entered the network; what it opens there stays there."""
         results: list[T] = []

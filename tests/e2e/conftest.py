@@ -1,41 +1,57 @@
-"""The cluster of the end-to-end tests: an existing one (``PERDURE_TEST_KUBECONFIG``), or the one of this checkout.
-
-`make e2e` starts ours and runs pytest inside its network; a test run anywhere else cannot reach it, and says so.
-"""
+"""The cluster of the end-to-end tests: an existing one (``PERDURE_TEST_KUBECONFIG``), or the one of this checkout, started for them unless
+it runs. They come last, so that its load is no burden for the others."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from tests.cluster import base_image, binaries
 from tests.cluster.clients import Clients, ExistingCluster
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import Cluster, obstacle
+from tests.cluster.unavailable import unavailable
 from tests.e2e.installation import Installation
 
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Here and not in a fixture, so that pytest tells it once instead of once a test."""
-    # Not a failure on continuous integration either: there `make e2e` runs them, and fails if it cannot.
-    if ExistingCluster.from_environment() is None and not Cluster().is_reachable():
-        pytest.skip("end-to-end tests run inside a cluster's network: use `make e2e`")
+HERE = Path(__file__).parent
+TEST_SECONDS = 300
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Clients:
-    """Whichever it is: commands and image names."""
-    if existing := ExistingCluster.from_environment():
-        return existing
-    return Cluster()
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.slow)
+        # Starting a cluster and installing Perdure are no part of a test, and have limits of their own.
+        item.add_marker(pytest.mark.timeout(TEST_SECONDS, func_only=True))
+    items[:] = [*(item for item in items if HERE not in item.path.parents), *ours]
 
 
 @pytest.fixture(scope="session")
-def own_cluster() -> Cluster:
+def own_cluster() -> Iterator[Cluster]:
     """Ours: its node's containers and its API server can be made to fail, and images can be built into it."""
     if ExistingCluster.from_environment():
         pytest.skip("needs the control plane and the node in its hands: unset PERDURE_TEST_KUBECONFIG")
-    return Cluster()
+    if reason := obstacle():
+        unavailable(reason)
+    if not (binaries.are_built() and base_image.layout().exists()):
+        unavailable("no cluster has been built yet: run `make cluster-build`")
+    cluster = Cluster()
+    if cluster.is_running():
+        yield cluster
+        return
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Clients:
+    """Whichever it is: commands and image names."""
+    found: Clients = ExistingCluster.from_environment() or request.getfixturevalue("own_cluster")
+    return found
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from tests.cluster.cluster import Cluster
 HERE = Path(__file__).parent
 AUDIENCE = "gateway.test"
 # Whoever comes first waits for an image to be built.
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,6 @@ import pytest
 from tests.cluster.errors import ClusterError
 from tests.e2e.installation import PODS, RUNS, Installation, agent_run, pool
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
 Json = dict[str, Any]
 
 AGENT = ["python", "agents.py"]
