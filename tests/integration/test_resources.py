@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 from tests.harness import runs
-from tests.harness.postgres import move_clock
+from tests.harness.postgres import move_clock, waiters
 
 from perdure_operator.store.operations import Control
 from perdure_operator.store.resources import Admitted, Owner, Resources
@@ -123,6 +123,32 @@ async def test_a_key_of_a_run_without_a_resource_is_adopted_alive(cluster: Clust
     run = await runs.pending(cluster.store, name="other", idempotency_key="k")
     adopted = await cluster.apply("mine", idempotency_key="k")
     assert (adopted.decision, adopted.run, adopted.state) == ("adopted", run, "Pending")
+
+
+async def spawned(cluster: Cluster, name: str) -> UUID:
+    """A child whose resource is not made yet."""
+    await cluster.apply("parent")
+    spawn, child = runs.spawn(await runs.lease_next(cluster.store), f"spawn:{name}#0", name=name)
+    assert (await runs.apply(cluster.store, spawn)).code == "ok"
+    return child
+
+
+async def test_projector_and_controller_bind_a_child_at_once(cluster: Cluster, pg: asyncpg.Connection, database: str) -> None:
+    """The watch may bring the new resource before the projector has committed that it made it."""
+    child = await spawned(cluster, "child")
+    uid = uuid4()
+    async with pg.transaction():
+        await pg.execute("update perdure.resources set uid = $2 where run_id = $1", child, uid)
+        admitting = asyncio.create_task(cluster.apply("child", uid=uid, bound=child))
+        await waiters(database, 1)
+    assert await admitting == Admitted("bound", child, "Pending")
+    assert await cluster.apply("child", uid=uid, bound=child) == Admitted("known", child, "Pending")
+
+
+async def test_a_resource_of_somebody_else_ends_no_child(cluster: Cluster) -> None:
+    """The child's own resource is not made yet, and now it cannot be."""
+    child = await spawned(cluster, "child")
+    assert await cluster.apply("child") == Admitted("name-taken", child, "Pending")
 
 
 async def test_a_child_of_a_resource_gets_one_and_is_bound_by_its_label(cluster: Cluster, pg: asyncpg.Connection) -> None:

@@ -20,8 +20,9 @@ begin
     return;
   end if;
   if p_bound is not null then
+    -- The projector says the same in a transaction of its own: whoever comes second waits for the first here, and agrees.
     update perdure.resources x set uid = p_uid, generation = p_generation
-    where x.run_id = p_bound and x.uid is null and exists (
+    where x.run_id = p_bound and (x.uid is null or x.uid = p_uid) and exists (
       select 1 from perdure.runs y where y.run_id = p_bound and y.namespace = p_run ->> 'namespace' and y.name = p_run ->> 'name');
     if found then
       return query select 'bound', p_bound, y.state from perdure.runs y where y.run_id = p_bound;
@@ -48,8 +49,9 @@ begin
 
   select * into q from perdure.runs x where x.namespace = p_run ->> 'namespace' and x.name = p_run ->> 'name' and not x.superseded for no key update;
   if found and not perdure.terminal(q.state) then
-    return query select case when exists (select 1 from perdure.resources x where x.run_id = q.run_id) then 'wait' else 'name-taken' end,
-      q.run_id, q.state;
+    -- Two resources of one name never are at once: another one's uid proves that it is gone. A run that has none yet has lost nothing.
+    return query select coalesce((select case x.uid when p_uid then 'known' else 'wait' end from perdure.resources x
+                                  where x.run_id = q.run_id and x.uid is not null), 'name-taken'), q.run_id, q.state;
     return;
   elsif found then
     update perdure.runs x set superseded = true where x.run_id = q.run_id;
