@@ -6,7 +6,6 @@ A pool that is deleted takes its idle pods along; runs that name it wait until t
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import structlog
@@ -16,6 +15,7 @@ from perdure_operator.kube.api.problems import in_words
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
 from perdure_operator.kube.client import AGENTPOOLS, KubeApi
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound
+from perdure_operator.services.conditions import READY, Verdict, condition
 from perdure_operator.services.fleet import Fleet
 from perdure_operator.services.projector import Cache
 from perdure_operator.store.resources import Resources
@@ -51,28 +51,22 @@ class AgentPools:
         try:
             spec = AgentPoolSpec.model_validate(resource["spec"], by_alias=True, by_name=False)
         except ValidationError as error:
-            await self._say(resource, {}, ("False", "InvalidSpec", in_words(error, AgentPoolSpec, under=("spec",))))
+            await self._say(resource, {}, Verdict("False", "InvalidSpec", in_words(error, AgentPoolSpec, under=("spec",))))
             return None
         if self._known.get((namespace, name)) != generation:
             await self._store.upsert_pool(namespace, name, spec.to_json(), spec.capacity.max_pods if spec.capacity else None)
             self._known[namespace, name] = generation
             self._changed(namespace, name)
-        demand = next((d for d in await self._store.pool_demand() if d.pool == f"{namespace}/{name}"), None)
-        trouble = self._fleet.troubles.get(f"{namespace}/{name}")
-        ready = ("False", trouble.reason, trouble.message) if trouble else ("True", "Ready", "")
-        await self._say(resource, _counts(demand), ready)
+        pool = f"{namespace}/{name}"
+        demand = next(iter(await self._store.pool_demand(pool)), None)
+        trouble = self._fleet.troubles.get(pool)
+        await self._say(resource, _counts(demand), Verdict("False", trouble.reason, trouble.message) if trouble else READY)
         return STATUS_SECONDS
 
-    async def _say(self, resource: Json, counts: dict[str, int], ready: tuple[str, str, str]) -> None:
+    async def _say(self, resource: Json, counts: dict[str, int], ready: Verdict) -> None:
         """Writes only what is different: numbers that stand still cost nothing."""
         meta, old = resource["metadata"], resource.get("status") or {}
-        truth, reason, message = ready
-        before: Json = next((c for c in old.get("conditions") or [] if c["type"] == "Ready"), {})
-        condition = {
-            "type": "Ready", "status": truth, "reason": reason, "message": message[:1000], "observedGeneration": meta["generation"],
-            "lastTransitionTime": before["lastTransitionTime"] if before.get("status") == truth else _now(),
-        }  # fmt: skip
-        status: Json = {"observedGeneration": meta["generation"], "conditions": [condition], **counts}
+        status: Json = {"observedGeneration": meta["generation"], "conditions": [condition("Ready", ready, resource)], **counts}
         if all(old.get(key) == value for key, value in status.items()):
             return
         try:
@@ -83,7 +77,3 @@ class AgentPools:
 
 def _counts(demand: PoolDemand | None) -> dict[str, int]:
     return {name: int(getattr(demand, name)) if demand else 0 for name in COUNTS}
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -18,11 +18,13 @@ from pydantic import ValidationError
 
 from perdure_operator.domain.errors import RunFinished, from_code
 from perdure_operator.domain.ids import uuid7
+from perdure_operator.domain.run import TERMINAL
 from perdure_operator.kube.api.problems import in_words
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec, AgentRun, AgentRunSpec, implicit_pool
 from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, CONFIGMAPS, KubeApi
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound
 from perdure_operator.kube.names import CANCEL_FINALIZER, RUN_ID_LABEL
+from perdure_operator.services.conditions import Verdict, condition, condition_of
 from perdure_operator.services.projector import Cache
 from perdure_operator.services.submission import new_run, pool_name
 from perdure_operator.store.operations import Control
@@ -95,7 +97,7 @@ class AgentRuns:
         admitted = await self._resources.admit(uid, generation, run, bound=_bound(resource["metadata"]))
         self._wrote()
         if admitted.decision == "wait":
-            if admitted.run is not None and admitted.state not in ("Succeeded", "Failed", "Cancelled"):
+            if admitted.run is not None and admitted.state not in TERMINAL:
                 await self._cancel(admitted.run, "its resource was replaced by another of the same name")
             return AGAIN_SECONDS
         if admitted.decision == "name-taken":
@@ -168,7 +170,7 @@ class AgentRuns:
     async def _finished(self, resource: Json) -> float | None:
         """A run that has ended needs no finalizer; the resource goes when its time is over."""
         meta, status = resource["metadata"], resource.get("status") or {}
-        if status.get("phase") not in ("Succeeded", "Failed", "Cancelled"):
+        if status.get("phase") not in TERMINAL:
             return None  # the projector's write comes first, and brings us here again
         if CANCEL_FINALIZER in (meta.get("finalizers") or []):
             await self._set_finalizers(meta, [f for f in meta["finalizers"] if f != CANCEL_FINALIZER])
@@ -246,20 +248,12 @@ class AgentRuns:
         return True
 
     async def _say_blocked(self, resource: Json, blocked: Blocked) -> None:
-        meta, status = resource["metadata"], resource.get("status") or {}
-        before = next((c for c in status.get("conditions") or [] if c["type"] == "Succeeded"), None)
-        if before is not None and (before["reason"], before["message"]) == (blocked.reason, str(blocked)):
+        meta, before = resource["metadata"], condition_of(resource, "Succeeded")
+        if (before.get("reason"), before.get("message")) == (blocked.reason, str(blocked)):
             return
         log.warning(
             "an AgentRun cannot become a run", name=f"{meta['namespace']}/{meta['name']}", reason=blocked.reason, detail=str(blocked)
         )
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        common = {
-            "reason": blocked.reason,
-            "message": str(blocked)[:1000],
-            "lastTransitionTime": now,
-            "observedGeneration": meta["generation"],
-        }
         truths = {"Succeeded": "Unknown", "Suspended": "False", "PodScheduled": "False", "Finished": "False"}
         body = {
             "metadata": {"resourceVersion": meta["resourceVersion"]},
@@ -267,7 +261,7 @@ class AgentRuns:
                 "observedGeneration": meta["generation"],
                 "phase": "Pending",
                 "waitReason": blocked.reason,
-                "conditions": [{"type": kind, "status": truth, **common} for kind, truth in truths.items()],
+                "conditions": [condition(kind, Verdict(truth, blocked.reason, str(blocked)), resource) for kind, truth in truths.items()],
             },
         }
         try:

@@ -15,6 +15,7 @@ import structlog
 
 from perdure_operator.kube.client import PODS, KubeApi
 from perdure_operator.kube.names import AGENT_CONTAINER, POD_ID_LABEL, POOL_ANNOTATION
+from perdure_operator.observability import metrics
 from perdure_operator.services.fleet import Fleet
 from perdure_operator.services.projector import Cache
 from perdure_operator.store.resources import Resources
@@ -82,6 +83,7 @@ class WorkerPods:
         await self._ended(last, pod_id, ending)
 
     async def _ended(self, pod: Json, pod_id: UUID, ending: Ending) -> None:
+        metrics.POD_ENDINGS.labels(ending.reason).inc()
         lost = await self._store.pod_gone(pod_id, ending.reason, proven=ending.proven)
         if lost:
             log.warning("a run lost its worker", pod=pod["metadata"]["name"], reason=ending.reason, runs=[str(run) for run in lost])

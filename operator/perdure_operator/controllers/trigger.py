@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +19,7 @@ from perdure_operator.domain.errors import Busy, InvalidInput, PerdureError
 from perdure_operator.kube.api.v1alpha1 import TriggerSpec, implicit_pool
 from perdure_operator.kube.client import AGENTRUNS, TRIGGERS, KubeApi
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound
+from perdure_operator.services.conditions import READY, Verdict, condition, rfc3339
 from perdure_operator.services.projector import Cache
 from perdure_operator.services.resync import unusual
 from perdure_operator.services.trigger_plan import parse_spec, plan
@@ -35,15 +35,6 @@ STATUS_SECONDS = 10.0
 SETTLE_SECONDS = 1.0
 """From a firing to the look at what became of it."""
 KEPT_SUCCEEDED, KEPT_FAILED = 3, 5
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The condition of that name."""
-
-    status: str = "True"
-    reason: str = "Ready"
-    message: str = ""
 
 
 class TriggerController:
@@ -72,12 +63,12 @@ class TriggerController:
             await self._allow(namespace, spec)
         except InvalidInput as error:
             await self._hold(row)
-            await self._say(resource, None, None, Ready("False", "InvalidSpec", str(error)))
+            await self._say(resource, None, None, Verdict("False", "InvalidSpec", str(error)))
             return None
         await self._follow(resource, spec, row)
         summary = await self._triggers.summary(key)
         await self._forget_old_runs(key, spec)
-        await self._say(resource, spec, summary, Ready())
+        await self._say(resource, spec, summary, READY)
         return await self._next_look(summary)
 
     async def deleted(self, last: Json) -> None:
@@ -158,21 +149,15 @@ class TriggerController:
 
     # ----------------------------------------------------------------------------------------------------------- status
 
-    async def _say(self, resource: Json, spec: TriggerSpec | None, summary: Summary | None, ready: Ready) -> None:
+    async def _say(self, resource: Json, spec: TriggerSpec | None, summary: Summary | None, ready: Verdict) -> None:
         """Writes only what is different: a trigger that stands still costs nothing."""
         meta, old = resource["metadata"], resource.get("status") or {}
-        before: Json = next((c for c in old.get("conditions") or [] if c["type"] == "Ready"), {})
         if ready.status == "True" and spec is not None and spec.suspend:
-            ready = Ready("True", "Suspended", "nothing fires while spec.suspend is true")
-        condition = {
-            "type": "Ready", "status": ready.status, "reason": ready.reason, "message": ready.message[:1000],
-            "observedGeneration": meta["generation"],
-            "lastTransitionTime": before["lastTransitionTime"] if before.get("status") == ready.status else _time(datetime.now(UTC)),
-        }  # fmt: skip
+            ready = Verdict("True", "Suspended", "nothing fires while spec.suspend is true")
         known = _known(summary)
         if spec is not None:
             known["url"] = f"{self._hooks_url}/v1/hooks/{meta['namespace']}/{meta['name']}" if spec.source.webhook is not None else None
-        status: Json = {"observedGeneration": meta["generation"], "conditions": [condition], **known}
+        status: Json = {"observedGeneration": meta["generation"], "conditions": [condition("Ready", ready, resource)], **known}
         # A merge patch keeps what it does not name: what is over must be said to be over.
         status = {key: value for key, value in status.items() if value is not None or key in old}
         if all(_told(old.get(key), value) for key, value in status.items()):
@@ -187,8 +172,8 @@ def _known(summary: Summary | None) -> Json:
     if summary is None:
         return {}
     return {
-        "lastScheduleTime": _time(summary.fired_at),
-        "nextScheduleTime": _time(summary.next_at),
+        "lastScheduleTime": rfc3339(summary.fired_at),
+        "nextScheduleTime": rfc3339(summary.next_at),
         "lastDelivery": _delivery(summary.last),
         "active": summary.active,
         "pending": summary.pending,
@@ -207,7 +192,7 @@ def _delivery(last: Json | None) -> Json | None:
     return {
         "id": last["id"][:512],
         "state": last["state"].capitalize(),
-        "at": _time(datetime.fromisoformat(last["at"])),
+        "at": rfc3339(datetime.fromisoformat(last["at"])),
         "run": last["run"],
         "message": last["message"][:1000] or None,
     }
@@ -215,8 +200,3 @@ def _delivery(last: Json | None) -> Json | None:
 
 def _is(resource: Json | None, uid: UUID) -> bool:
     return resource is not None and resource["metadata"]["uid"] == str(uid)
-
-
-def _time(value: datetime | None) -> str | None:
-    """Whole seconds, as Kubernetes writes them."""
-    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if value is not None else None

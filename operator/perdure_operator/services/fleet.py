@@ -158,7 +158,8 @@ class Fleet:
     async def _delete(self, rows: list[PodRow]) -> None:
         """The row goes when the pod was seen gone; until then the deletion is asked for again, now and then."""
         now = self._now()
-        self._deleted = {pod: at for pod, at in self._deleted.items() if any(row.pod_id == pod for row in rows)}
+        there = {row.pod_id for row in rows}
+        self._deleted = {pod: at for pod, at in self._deleted.items() if pod in there}
         due = [row for row in rows if now - self._deleted.get(row.pod_id, -DELETE_AGAIN_SECONDS) >= DELETE_AGAIN_SECONDS]
         await asyncio.gather(*(self._delete_one(row, now) for row in due))
 

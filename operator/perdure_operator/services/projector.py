@@ -99,7 +99,7 @@ class Projector:
         old = resource.get("status") or {}
         if _sequence(resource) > due.row["last_seq"]:
             return True
-        status = status_of(due.row, due.generation, old)
+        status = status_of(due.row, due.generation, resource)
         body = {"metadata": {"resourceVersion": resource["metadata"]["resourceVersion"]}, "status": status}
         try:
             written = await self._kube.merge_patch(AGENTRUNS, namespace, name, body, subresource="status")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any
 
 from msgspec.json import decode
 
+from perdure_operator.domain.run import TERMINAL
 from perdure_operator.kube.api.status import fitted
 from perdure_operator.kube.names import pod_name
+from perdure_operator.services.conditions import Verdict, condition, rfc3339
 from perdure_operator.services.why import why_pending
 from perdure_operator.store.reads import Row
 
@@ -16,19 +19,18 @@ Json = dict[str, Any]
 
 MAX_WAITS = 8
 MAX_WAIT_REASON = 253
-MAX_MESSAGE = 1000
 MAX_RESULT_BYTES = 1024
-TERMINAL = ("Succeeded", "Failed", "Cancelled")
 _INLINE = b"\x00"
 
 
-def status_of(row: Row, generation: int, old: Json) -> Json:
-    """``old``: what the resource says now; conditions that stay keep the time of their last change."""
+def status_of(row: Row, generation: int, resource: Json) -> Json:
+    """``resource``: what it says now; conditions that stay keep the time of their last change."""
+    old = resource.get("status") or {}
     state, waits = row["state"], decode(row["waiting_for"]) if row["waiting_for"] else []
     status: Json = {
         "observedGeneration": generation,
         "runID": str(row["run_id"]),
-        "conditions": _conditions(row, generation, {c["type"]: c for c in old.get("conditions") or []}),
+        "conditions": _conditions(row, generation, resource),
         "phase": state,
         "attempt": row["attempt"],
         "podName": pod_name(row["pool"].partition("/")[2], row["holder"]) if row["holder"] else None,
@@ -38,18 +40,18 @@ def status_of(row: Row, generation: int, old: Json) -> Json:
         "usage": {"steps": row["steps"]},
         "children": _children(row),
         "parentRef": {"name": row["parent_name"]} if row["parent_name"] else None,
-        "startTime": _time(row["started_at"]),
-        "completionTime": _time(row["finished_at"]),
+        "startTime": rfc3339(row["started_at"]),
+        "completionTime": rfc3339(row["finished_at"]),
         "lastSequence": row["last_seq"],
-        "projectedAt": _time(datetime.now(UTC)),
+        "projectedAt": rfc3339(datetime.now(UTC)),
         **_result(row),
     }
     # A merge patch keeps what it does not name: what is over must be said to be over.
     return fitted({key: value for key, value in status.items() if value is not None or key in old})
 
 
-def _conditions(row: Row, generation: int, old: dict[str, Json]) -> list[Json]:
-    state, since = row["state"], _time(row["state_since"])
+def _conditions(row: Row, generation: int, resource: Json) -> list[Json]:
+    state = row["state"]
     reason, message = why_pending(row) if state == "Pending" else (row["reason"] or state, row["message"])
     error = decode(row["error"]) if row["error"] else {}
     message = message or error.get("message", "")
@@ -60,26 +62,15 @@ def _conditions(row: Row, generation: int, old: dict[str, Json]) -> list[Json]:
         "PodScheduled": ("True" if state == "Running" else "False", reason if state in ("Pending", "Suspended") else state),
         "Finished": ("True" if finished else "False", state),
     }
-    conditions = []
-    for kind, (truth, why) in known.items():
-        before = old.get(kind)
-        kept = before["lastTransitionTime"] if before and before["status"] == truth else since
-        conditions.append(
-            {
-                "type": kind,
-                "status": truth,
-                "reason": _identifier(why),
-                "message": message[:MAX_MESSAGE],
-                "lastTransitionTime": kept,
-                "observedGeneration": generation,
-            }
-        )
-    return conditions
+    return [
+        condition(kind, Verdict(truth, _identifier(why), message), resource, since=row["state_since"], generation=generation)
+        for kind, (truth, why) in known.items()
+    ]
 
 
 def _identifier(text: str) -> str:
     """A reason as the API wants it: an agent's error type may be any text."""
-    word = "".join(c for c in text if c.isascii() and (c.isalnum() or c in "_,:"))[:200].rstrip(",:")
+    word = "".join(part[:1].upper() + part[1:] for part in re.findall(r"[A-Za-z0-9_,:]+", text))[:200].rstrip(",:")
     return word if word[:1].isalpha() else f"Error{word}"
 
 
@@ -100,7 +91,7 @@ def _wait_reason(row: Row, waits: list[Json]) -> str:
 
 def _wait(wait: Json) -> Json:
     return {"kind": wait["kind"], "name": (wait["name"] or "")[:253]} | {
-        key: _time(datetime.fromisoformat(value)) for key in ("at", "since") if (value := wait.get(key)) is not None
+        key: rfc3339(datetime.fromisoformat(value)) for key in ("at", "since") if (value := wait.get(key)) is not None
     }
 
 
@@ -116,11 +107,6 @@ def _result(row: Row) -> Json:
     if stored[:1] == _INLINE and len(stored) <= MAX_RESULT_BYTES + 1:
         return {"result": decode(stored[1:])}
     return {"resultRef": f"perdure:run/{row['run_id']}/result"}
-
-
-def _time(value: datetime | None) -> str | None:
-    """Whole seconds, as Kubernetes writes them."""
-    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if value is not None else None
 
 
 def event_of(status: Json, old: Json) -> tuple[str, str, str] | None:

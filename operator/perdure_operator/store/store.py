@@ -336,9 +336,9 @@ class Store:
             rows = await connection.fetch("select pool, spec from perdure.pools order by pool")
         return {row["pool"]: msgspec.json.decode(row["spec"]) for row in rows}
 
-    async def pool_demand(self) -> list[PoolDemand]:
+    async def pool_demand(self, pool: str | None = None) -> list[PoolDemand]:
         async with self.connection() as connection:
-            rows = await connection.fetch("select * from perdure.pool_demand()")
+            rows = await connection.fetch("select * from perdure.pool_demand($1)", pool)
         return [
             PoolDemand(
                 row["pool"], msgspec.json.decode(row["spec"]), row["runnable"], row["idle"], row["starting"], row["leased"], row["retiring"]

@@ -37,8 +37,8 @@ create or replace function perdure.missed_wakes(p_older_seconds double precision
   limit 100
 $$;
 
--- Fleet: what each pool has and needs.
-create or replace function perdure.pool_demand()
+-- Fleet: what each pool, or this one, has and needs.
+create or replace function perdure.pool_demand(p_pool text default null)
 returns table (pool text, spec jsonb, runnable bigint, idle bigint, starting bigint, leased bigint, retiring uuid[]) language sql as $$
   select p.pool, p.spec,
     (select count(*) from perdure.runs r where r.pool = p.pool and r.state = 'Pending' and r.runnable_at <= perdure.now()),
@@ -46,7 +46,7 @@ returns table (pool text, spec jsonb, runnable bigint, idle bigint, starting big
     (select count(*) from perdure.pods d where d.pool = p.pool and d.state = 'starting'),
     (select count(*) from perdure.pods d where d.pool = p.pool and d.state = 'leased'),
     array(select d.pod_id from perdure.pods d where d.pool = p.pool and d.state = 'retiring')
-  from perdure.pools p order by p.pool
+  from perdure.pools p where p_pool is null or p.pool = p_pool order by p.pool
 $$;
 
 create or replace function perdure.retire_idle(p_pool text, p_count int) returns setof uuid language sql as $$
