@@ -153,6 +153,17 @@ async def test_a_known_step_behind_a_new_one_on_a_locked_run(cluster: Cluster) -
     assert (await pod.step("step:after#0")).seq == known.seq + 2
 
 
+async def test_operations_on_the_heels_of_a_hello(cluster: Cluster) -> None:
+    """A sidecar resends without waiting for its lease to be delivered again."""
+    gateway, api = await cluster.one()
+    await api.create()
+    pod = await cluster.holder(gateway)
+    for n in range(20):
+        await pod.cut()
+        await pod.connect(gateway)
+        assert (await pod.step(f"step:s#{n}")).existing is False
+
+
 async def test_a_refused_operation_does_not_hold_up_the_next(cluster: Cluster) -> None:
     gateway, api = await cluster.one()
     await api.create()

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 from tests.property.runs import columns
 
+from perdure_operator.store.operations import Control
 from perdure_operator.store.store import NewRun, Store
 
 GATEWAY = "g"
@@ -100,3 +101,14 @@ async def test_a_pod_that_says_idle_twice_keeps_the_run_that_it_was_granted(stor
 
     await idle
     assert await store.verify() == []
+
+
+async def test_a_gateway_leases_nothing_to_a_pod_that_has_left_it(store: Store) -> None:
+    """It may not know yet: the pod would hear of its run only at its next hello."""
+    pod = await idle_pod(store, "another")
+    [run] = await runs(store, 1)
+    assert await store.dispatch(GATEWAY, [pod]) == []
+    [outcome] = await store.control([Control(run, "settle", {})], idle=[pod], gateway=GATEWAY)
+    assert outcome.leased is None
+    [outcome] = await store.control([Control(run, "settle", {})], idle=[pod], gateway="another")
+    assert outcome.leased == pod

@@ -77,3 +77,25 @@ async def test_a_stale_beat_renews_no_lease(database: str) -> None:
     assert [alive.run for alive in await store.heartbeat("g", [Beat(run, heir.epoch, heir.holder)], [])] == [run]
     await connection.close()
     await store.close()
+
+
+async def test_a_child_that_two_waits_wait_for_stays_with_the_first(database: str) -> None:
+    """What a wakeup was bound to is history: a second wait for it has its outcome, and takes nothing away."""
+    store = await Store.connect(database)
+    run, fence = await running(store)
+    child = uuid.uuid4()
+    spec = {**COLUMNS, "run_id": child, "name": str(child)}
+    await store.control([Control(run, "spawn", {"key": "c", "run": spec}, fence, uuid.uuid4(), b"null", child)])
+    held, its = await running(store, child)
+    await store.control([Control(held, "finish", {"outcome": "succeeded"}, its, uuid.uuid4(), b"1")])
+    await store.control([Control(run, "settle", {})])
+    for key in ("first", "second"):
+        on = [{"kind": "child_done", "name": str(child)}]
+        body = {"key": key, "name": "w", "mode": "any", "on": on, "timeoutSeconds": None, "suspend": True}
+        [outcome] = await store.control([Control(run, "wait", body, fence, uuid.uuid4())])
+        assert outcome.answer["status"] == "done"
+    connection = await asyncpg.connect(database)
+    assert await connection.fetchval("select bound_key from perdure.wakeups where run_id = $1", run) == "first"
+    assert await store.verify() == []
+    await connection.close()
+    await store.close()
