@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
-from uuid import uuid4
+from typing import Any, NoReturn, cast
+from uuid import UUID, uuid4
 
-from aiohttp import web
+from aiohttp import WSMessage, WSMsgType, web
 
+from perdure import protocol as wire
+from perdure_operator.domain.errors import Unavailable
 from perdure_operator.gateway.auth import PodIdentity
 from perdure_operator.gateway.pods import MAX_OPEN_OPERATIONS, Hub, Pod
 from perdure_operator.gateway.pools import Pools
-from perdure_operator.store.store import Store
+from perdure_operator.store.store import PodStatus, Store
 
 NO_SOCKET = cast(web.WebSocketResponse, None)
 
@@ -40,3 +42,55 @@ async def test_the_end_of_an_old_connection_leaves_the_new_one_idle() -> None:
     assert hub.waits(new)
     hub.not_idle(new)
     assert hub.idle_pods() == []
+
+
+class LateStore:
+    """Knows a lease of every pod, and takes its time to read the run."""
+
+    def __init__(self) -> None:
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+
+    async def pod_hello(self, pod: UUID, *_: Any, **__: Any) -> PodStatus:
+        return PodStatus("leased", uuid4(), 1, pod)
+
+    async def context(self, run: UUID) -> NoReturn:
+        self.asked.set()
+        await self.answer.wait()
+        raise Unavailable("down")
+
+
+class Socket:
+    """Says hello, and would say more."""
+
+    def __init__(self) -> None:
+        self.read, self.closed = 0, asyncio.Event()
+
+    async def receive(self) -> WSMessage:
+        return WSMessage(WSMsgType.BINARY, wire.encode_frame(wire.Hello(protocol=wire.PROTOCOL_VERSION, sidecar="t", connection=1)), "")
+
+    def __aiter__(self) -> Socket:
+        return self
+
+    async def __anext__(self) -> NoReturn:
+        self.read += 1
+        raise StopAsyncIteration
+
+    async def send_bytes(self, data: bytes) -> None: ...
+
+    async def close(self, code: int) -> None:
+        self.closed.set()
+
+
+async def test_no_operation_is_read_before_the_lease_is_delivered_again() -> None:
+    """A sidecar resends on the heels of its hello; what comes before the hub knows the run would be refused."""
+    store, socket = LateStore(), Socket()
+    hub = Hub(cast(Store, store), "g", cast(Pools, None), lease_seconds=30, kick=lambda: None)
+    serving = asyncio.create_task(hub.serve(PodIdentity(uuid4(), "default/p"), cast(web.WebSocketResponse, socket)))
+    await asyncio.wait_for(store.asked.wait(), 1)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert socket.read == 0
+    store.answer.set()
+    await asyncio.wait_for(serving, 5)
+    assert socket.read == 1
+    assert socket.closed.is_set(), "without a run it holds nothing: it is to say hello again"
