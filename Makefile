@@ -17,7 +17,7 @@ STAMP := .venv/.made-$(shell (pwd; cat requirements/dev.lock pyproject.toml) 2>/
 COMPILE = .venv/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 	--custom-compile-command "make lock" pyproject.toml
 
-.PHONY: help venv up dev test e2e cluster-build lint fmt verify generate bench lock clean
+.PHONY: help venv up dev test e2e cluster-build lint fmt verify generate bench bench-cluster lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -81,6 +81,9 @@ generate: venv ## write the files that are generated from code
 
 bench: venv ## benchmarks; results as JSON in bench/results
 	@$(PY) -m bench
+
+bench-cluster: venv cluster-build ## what a run costs on a real cluster, against a bare pod; results as JSON in bench/results
+	@$(PY) -m bench.cluster
 
 lock: venv ## choose the newest allowed versions anew
 	$(SAY) "requirements/dev.lock (everything)"

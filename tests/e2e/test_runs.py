@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tests.cluster.audit import AuditLog
 from tests.cluster.errors import ClusterError
 from tests.e2e.installation import PODS, RUNS, Installation, agent_run, pool
 
@@ -233,15 +234,8 @@ def test_a_run_costs_the_apiserver_little(perdure: Installation, place: str) -> 
     perdure.signal("frugal", place, "go")
     perdure.until_phase("frugal", place, "Succeeded")
     no_workers(perdure, place, "waiter")
-    writes: Counter[str] = Counter()
-    for line in perdure.cluster.audit_log.read_text().splitlines():
-        entry = json.loads(line)
-        reference = entry.get("objectRef") or {}
-        ours = entry["user"]["username"].startswith("system:serviceaccount:perdure-system:")
-        named = reference.get("name", "").startswith(("frugal", "waiter-"))
-        if ours and entry["verb"] in ("create", "update", "patch", "delete") and reference.get("namespace") == place and named:
-            what = f"{reference['resource']}/{reference['subresource']}" if reference.get("subresource") else reference["resource"]
-            writes[f"{entry['verb']} {what}"] += 1
+    ours = "system:serviceaccount:perdure-system:"
+    writes = AuditLog(perdure.cluster.audit_log).writes(place, by=ours, names=("frugal", "waiter-"))
     print(dict(writes))
     of_run = sum(count for what, count in writes.items() if "agentruns" in what)
     assert of_run <= 8, writes
