@@ -2,6 +2,8 @@
 
 Per object the resourceVersion decides, so what is late is ignored; a uid that was seen deleted never comes back. A deletion that nobody
 saw (it fell into a gap of the watch) is corrected by ``replace``, and it is only absence: ``deleted`` knows nothing of it.
+
+Objects are kept as JSON: as dictionaries, ten thousand of them would be most of the operator's memory.
 """
 
 from __future__ import annotations
@@ -9,7 +11,10 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from perdure_operator.kube.resources import Resource
 
@@ -21,20 +26,28 @@ BURIED_SECONDS = 600.0
 """Longer than any list or event can be late."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    uid: str
+    version: int
+    data: bytes
+
+
 class Cache:
-    """Belongs to one event loop. Objects are shared: who reads them must not change them."""
+    """Belongs to one event loop. Who reads an object gets a copy of its own."""
 
     def __init__(self, on_change: OnChange, *, now: Callable[[], float] = time.monotonic) -> None:
         self._on_change, self._now = on_change, now
-        self._objects: dict[Resource, dict[tuple[str, str], Object]] = {}
+        self._objects: dict[Resource, dict[tuple[str, str], _Kept]] = {}
         self._deleted: dict[tuple[Resource, str, str], list[Object]] = {}
         self._buried: OrderedDict[str, float] = OrderedDict()
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
-        return self._of(resource).get((namespace, name))
+        known = self._of(resource).get((namespace, name))
+        return None if known is None else _decode(known.data)
 
     def items(self, resource: Resource) -> Iterable[Object]:
-        return list(self._of(resource).values())
+        return [_decode(known.data) for known in self._of(resource).values()]
 
     def deleted(self, resource: Resource, namespace: str, name: str) -> Object | None:
         """The last state of an object of that name that was seen deleted; of several the first. It stays until it is forgotten."""
@@ -52,11 +65,12 @@ class Cache:
         """An object is, or was a moment ago, like this."""
         metadata = found["metadata"]
         place = metadata.get("namespace", ""), metadata["name"]
-        known = self._of(resource).get(place)
-        if metadata["uid"] in self._buried or (known is not None and _version(known) >= _version(found)):
+        known, version = self._of(resource).get(place), int(metadata["resourceVersion"])
+        if metadata["uid"] in self._buried or (known is not None and known.version >= version):
             return
-        # Half of the memory, and of no use to anybody here.
-        self._of(resource)[place] = {**found, "metadata": {key: value for key, value in metadata.items() if key != "managedFields"}}
+        # Its half, and of no use to anybody here.
+        found = {**found, "metadata": {key: value for key, value in metadata.items() if key != "managedFields"}}
+        self._of(resource)[place] = _Kept(metadata["uid"], version, msgspec.json.encode(found))
         self._on_change(resource, *place)
 
     def gone(self, resource: Resource, found: Object) -> None:
@@ -67,7 +81,7 @@ class Cache:
             return
         self._bury(metadata["uid"])
         known = self._of(resource).get(place)
-        if known is not None and known["metadata"]["uid"] == metadata["uid"]:
+        if known is not None and known.uid == metadata["uid"]:
             del self._of(resource)[place]
         self._deleted.setdefault((resource, *place), []).append(found)
         self._on_change(resource, *place)
@@ -79,12 +93,12 @@ class Cache:
             listed.add(found["metadata"]["uid"])
             self.seen(resource, found)
         for place, known in [*self._of(resource).items()]:
-            absent = known["metadata"]["uid"] not in listed and namespace in (None, place[0])
-            if absent and _version(known) <= int(version):
+            absent = known.uid not in listed and namespace in (None, place[0])
+            if absent and known.version <= int(version):
                 del self._of(resource)[place]
                 self._on_change(resource, *place)
 
-    def _of(self, resource: Resource) -> dict[tuple[str, str], Object]:
+    def _of(self, resource: Resource) -> dict[tuple[str, str], _Kept]:
         return self._objects.setdefault(resource, {})
 
     def _bury(self, uid: str) -> None:
@@ -94,5 +108,6 @@ class Cache:
             self._buried.popitem(last=False)
 
 
-def _version(found: Object) -> int:
-    return int(found["metadata"]["resourceVersion"])
+def _decode(data: bytes) -> Object:
+    found: Object = msgspec.json.decode(data)
+    return found

@@ -33,7 +33,8 @@ OUTAGE_SECONDS = 1.0
 PROGRESS_SECONDS = 30.0
 BATCH = 128
 PARALLEL = 16
-REMEMBERED = 10_000
+REMEMBERED = 256
+"""Own writes that the watch may not have brought yet; of an older one the store's next word brings a conflict, and a fresh read."""
 
 
 class Cache(Protocol):
@@ -86,7 +87,10 @@ class Projector:
     def _newest(self, due: Due) -> Json | None:
         """Our own last write may be newer than what the watch has brought so far."""
         seen, ours = self._cache.get(AGENTRUNS, due.row["namespace"], due.name), self._written.get(str(due.uid))
-        if seen is None or ours is None or _sequence(ours) <= _sequence(seen):
+        if seen is None or ours is None:
+            return seen
+        if _sequence(ours) <= _sequence(seen):
+            del self._written[str(due.uid)]
             return seen
         return ours
 
@@ -105,6 +109,7 @@ class Projector:
             written = await self._kube.merge_patch(AGENTRUNS, namespace, name, body, subresource="status")
         except KubeNotFound:
             return True
+        written["metadata"].pop("managedFields", None)
         self._written[str(due.uid)] = written
         if len(self._written) > REMEMBERED:
             self._written.popitem(last=False)
