@@ -127,6 +127,41 @@ async def test_what_a_run_shows_of_itself(cluster: Cluster) -> None:
     assert (seqs, second["next"]) == (list(range(1, view.last_seq + 1)), None)
 
 
+async def test_why_asks_a_person_what_became_of_a_call_and_takes_only_an_answer(cluster: Cluster) -> None:
+    gateway, api = await cluster.one()
+    run = await api.create("doubtful")
+    pod = await cluster.holder(gateway)
+    begin = wire.ActivityBegin(tool="send_mail", arguments=Raw(b'{"to": "ann"}'), on_unknown="ask")
+    begun = await pod.get(wire.ActivityDecision, begin)
+    error = wire.ErrorInfo(type="ConnectionError", message="it broke")
+    await pod.op(wire.ActivityEnd(key=begun.key, token=begun.token or "", state="unknown", error=error))
+    name = wire.question(begun.key, 1)
+    await pod.wait("wait:effect=1", signal(name))
+    [shown] = (await api.view(run)).waiting_for
+    assert (shown["name"], shown["tool"]) == (name, "send_mail")
+    [wait] = (await api.call("GET", f"/runs/{run}/why"))["waitingFor"]
+    call = wait["call"]
+    assert (call["key"], call["tool"], call["arguments"], call["attempts"]) == (begun.key, "send_mail", {"to": "ann"}, 1)
+    assert call["error"]["message"] == "it broke"
+    for wrong in ("yes", None, {"happend": True}, {"happened": "true"}, {"happened": True, "respons": 1}):
+        with pytest.raises(Refused, match=r"invalid-input.*happened"):
+            await api.call("POST", f"/runs/{run}/signals/{name}", wrong)
+    assert (await api.view(run)).state == "Suspended"
+    await api.call("POST", f"/runs/{run}/signals/{name}", {"happened": True, "response": 1})
+    assert (await api.view(run)).state != "Suspended"
+
+
+async def test_why_says_a_pause_beside_a_wait(cluster: Cluster) -> None:
+    gateway, api = await cluster.one()
+    run = await api.create("paused")
+    pod = await cluster.holder(gateway)
+    await pod.wait("wait:go#0", signal("go"))
+    await api.call("POST", f"/runs/{run}/pause")
+    why = await api.call("GET", f"/runs/{run}/why")
+    assert (why["state"], why["pausedBy"], why["message"]) == ("Suspended", ["person"], "paused; resume it to go on")
+    assert [wait["name"] for wait in why["waitingFor"]] == ["go"]
+
+
 # --------------------------------------------------------------------------------------------------------------- follow
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
-from perdure_operator.services.why import why_pending
-from perdure_operator.store.reads import EventRow, Row
+from perdure.protocol import asked_about
+from perdure_operator.services.why import in_words, paused_by
+from perdure_operator.store.reads import Call, EventRow, Row
 
 
 class RunView(Struct, rename="camel", kw_only=True):
@@ -40,6 +42,7 @@ class RunView(Struct, rename="camel", kw_only=True):
     steps: int
     cancel_requested: bool
     paused: bool
+    paused_by: list[str]
     priority: int
     labels: dict[str, str]
     children: dict[str, int]
@@ -51,11 +54,8 @@ def _time(value: datetime | None) -> str | None:
 
 def run_view(row: Row, result: bytes | None = None) -> RunView:
     """``result``: the output's JSON, when it was read."""
-    reason, message = row["reason"], row["message"]
-    if row["state"] == "Pending":
-        reason, message = why_pending(row)
-    elif row["state"] == "Running":
-        message = f"runs on pod {row['holder']}"
+    reason, message = in_words(row)
+    paused = paused_by(row)
     return RunView(
         run_id=str(row["run_id"]),
         namespace=row["namespace"],
@@ -86,26 +86,32 @@ def run_view(row: Row, result: bytes | None = None) -> RunView:
         last_seq=row["last_seq"],
         steps=row["steps"],
         cancel_requested=row["cancel_requested"],
-        paused=row["paused"] or row["spec_paused"],
+        paused=bool(paused),
+        paused_by=paused,
         priority=row["priority"],
         labels=msgspec.json.decode(row["labels"]),
         children={"active": row["children_active"], "succeeded": row["children_succeeded"], "failed": row["children_failed"]},
     )
 
 
-def why(view: RunView) -> dict[str, Any]:
-    """W6: what the run waits for, since when, and what would wake it; or why it does not run."""
+def why(view: RunView, calls: Sequence[Call] = ()) -> dict[str, Any]:
+    """W6: what the run waits for, since when, and what would wake it; or why it does not run. ``calls``: those that a person is asked
+    about."""
+    about = {call.key: call for call in calls}
     return {
         "name": view.name,
         "state": view.state,
         "reason": view.reason,
-        "message": ("paused; resume it to go on" if view.paused and view.state == "Suspended" else "")
-        or view.message
-        or (view.error or {}).get("message", ""),
+        "message": view.message or (view.error or {}).get("message", ""),
         "since": view.state_since,
-        "waitingFor": view.waiting_for,
+        "pausedBy": view.paused_by,
+        "waitingFor": [wait | {"call": about[key]} if (key := _asked(wait)) in about else wait for wait in view.waiting_for],
         "deadlineAt": view.deadline_at,
     }
+
+
+def _asked(wait: dict[str, Any]) -> str | None:
+    return asked_about(wait["name"]) if wait["kind"] == "signal" else None
 
 
 def event_view(event: EventRow) -> dict[str, Any]:

@@ -14,10 +14,31 @@ _PENDING = {
     "DeadlineExceeded": "its deadline has passed",
     None: "queued: waits for an idle pod of pool {pool}",
 }
+LOSSES = "LossesExhausted"
 
 
-def why_pending(row: Row) -> tuple[str, str]:
-    """Reason and message for a run that waits for a lease."""
+def in_words(row: Row) -> tuple[str, str]:
+    """Reason and message of the state that a run is in."""
+    match row["state"]:
+        case "Pending":
+            return _pending(row)
+        case "Running":
+            return row["reason"], f"runs on pod {row['holder']}"
+        case "Suspended" if row["reason"] != LOSSES and (by := paused_by(row)):
+            return "Paused", _PAUSED[by[-1]]
+    return row["reason"], row["message"]
+
+
+_PAUSED = {"person": "paused; resume it to go on", "losses": "paused", "spec": "paused by spec.desiredState: Suspended"}
+
+
+def paused_by(row: Row) -> list[str]:
+    """Who must say that the run may go on: a ``person`` who paused it, the ``spec`` of its resource, or ``losses`` of too many workers."""
+    verb = "losses" if row["reason"] == LOSSES else "person"
+    return ([verb] if row["paused"] else []) + (["spec"] if row["spec_paused"] else [])
+
+
+def _pending(row: Row) -> tuple[str, str]:
     code = row["not_admitted"]
     words = _PENDING.get(code, code or "").format(runnable_at=row["runnable_at"].isoformat(), pool=row["pool"], namespace=row["namespace"])
     return code or "Queued", words

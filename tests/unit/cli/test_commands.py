@@ -131,6 +131,54 @@ def test_why_says_what_would_wake_it(call: Callable[..., Result], gateway: FakeG
     assert "to send it: perdure signal -n report weekly approve" in result.stdout
 
 
+def test_why_says_which_call_a_person_must_decide_about_and_how(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    key = "ab" * 32
+    waits = {
+        "kind": "signal", "name": f"effect:{key}:2", "since": "2026-11-21T12:00:00+00:00", "key": "/wait:effect=x", "tool": "send",
+        "call": {"key": key, "tool": "send", "effect": "external", "step": None, "attempts": 2, "arguments": {"to": "ann", "n": [1]},
+                 "error": {"type": "ConnectionError", "message": "it broke"}},
+    }  # fmt: skip
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = {"state": "Suspended", "reason": "Waiting", "waitingFor": [waits]}
+    lines = [line.strip() for line in call("why", "weekly").stdout.splitlines()]
+    assert lines[1].startswith('a person must decide: nobody knows whether send(to="ann", n=[1]) happened, for ')
+    assert lines[2] == f"the call   : effect {key}, attempt 2; ConnectionError: it broke"
+    assert lines[3] == f"""it happened: perdure signal weekly effect:{key}:2 '{{"happened": true, "response": RESPONSE}}'"""
+    assert lines[5] == f"""it did not : perdure signal weekly effect:{key}:2 '{{"happened": false}}' (then it is done again)"""
+    gateway.answers["GET /v1/namespaces/default/runs/weekly"] = run(state="Suspended", waitingFor=[waits])
+    assert cells(call("get", "weekly").stdout.splitlines()[1])[2] == "decision about send"
+    entry = {"key": key, "tool": "send", "effect": "external", "state": "UNKNOWN", "attempts": 2}
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/ledger"] = {"items": [entry]}
+    assert call("ledger", "weekly").stdout.splitlines()[-1] == "a person must decide what became of send: perdure why weekly"
+
+
+def test_why_hides_no_pause(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    waits = [{"kind": "signal", "name": "approve"}]
+    paused = {
+        "state": "Suspended",
+        "reason": "Paused",
+        "message": "paused; resume it to go on",
+        "pausedBy": ["person"],
+        "waitingFor": waits,
+    }
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = paused
+    assert [line.strip() for line in call("why", "weekly").stdout.splitlines()] == [
+        "Suspended",
+        "Paused: paused; resume it to go on",
+        "to resume it: perdure resume weekly",
+        "waits for signal approve",
+        "to send it: perdure signal weekly approve",
+    ]
+    lost = "11 workers were lost without progress, the last one: AgentKilled; resume to try again"
+    parked = {"state": "Suspended", "reason": "LossesExhausted", "message": lost, "pausedBy": ["losses", "spec"]}
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = parked
+    assert [line.strip() for line in call("why", "weekly").stdout.splitlines()] == [
+        "Suspended",
+        f"LossesExhausted: {lost}",
+        "to resume it: perdure resume weekly",
+        "to resume it: set spec.desiredState: Running",
+    ]
+
+
 def test_why_calls_the_pod_by_its_name(call: Callable[..., Result], gateway: FakeGateway) -> None:
     view: dict[str, Any] = {"state": "Running", "reason": "Leased", "message": f"runs on pod {POD_ID}", "since": None, "waitingFor": []}
     gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = view
