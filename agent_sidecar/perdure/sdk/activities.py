@@ -19,7 +19,7 @@ import msgspec
 from perdure import protocol
 from perdure.protocol import ActivityDecision, ActivityEnd, ErrorInfo
 from perdure.sdk import errors
-from perdure.sdk.codec import Codec, codec_of, encode
+from perdure.sdk.codec import Codec, codec_of, encode, named
 from perdure.sdk.here import HERE, Here
 from perdure.sdk.identity import Scope
 from perdure.sdk.signature import Signature
@@ -292,16 +292,12 @@ class ToolCall(Generic[R]):
             try:
                 self._signature.result.decode(answer.response)
             except ValueError as error:
-                raise ValueError(f"response is no {self._returns()}: {error}") from error
+                raise ValueError(f"response is no {named(self._signature.result.type)}: {error}") from error
         return answer
-
-    def _returns(self) -> str:
-        kind = self._signature.result.type
-        return kind.__name__ if isinstance(kind, type) else str(kind)
 
     def _expected(self) -> str:
         kind = self._signature.result
-        response = "" if kind.type is type(None) else f', "response": {"any JSON" if kind.untyped else self._returns()}'
+        response = "" if kind.type is type(None) else f', "response": {"any JSON" if kind.untyped else named(self._signature.result.type)}'
         return f'{{"happened": false}} or {{"happened": true{response}}}'
 
     async def _resolve(self, key: str, happened: bool, response: bytes, provider_ref: str | None = None) -> ActivityDecision:
