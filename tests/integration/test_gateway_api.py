@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tests.harness.cluster import POOL, Cluster
 from tests.harness.pods import signal
 
 from perdure import protocol as wire
+from perdure_operator.store.store import Store
 
 
 def body(name: str | None = None, **spec: Any) -> dict[str, Any]:
@@ -149,6 +152,21 @@ async def test_why_asks_a_person_what_became_of_a_call_and_takes_only_an_answer(
     assert (await api.view(run)).state == "Suspended"
     await api.call("POST", f"/runs/{run}/signals/{name}", {"happened": True, "response": 1})
     assert (await api.view(run)).state != "Suspended"
+
+
+async def test_why_says_that_the_pools_pods_fail(cluster: Cluster, store: Store) -> None:
+    _, api = await cluster.one()
+    run = await api.create("stuck")
+    assert (await api.view(run)).reason == "Queued"
+    soon = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
+    await store.tell_trouble("default/p", {"reason": "AgentExited", "message": "exit code 1", "lastWords": ["boom"], "nextTry": soon})
+    why = await api.call("GET", f"/runs/{run}/why")
+    assert why["reason"] == "PoolNotReady"
+    assert re.fullmatch(r"queued, but pods of pool default/p fail: exit code 1; the next try is in \d+ s", why["message"])
+    assert why["poolTrouble"]["lastWords"] == ["boom"]
+    assert (await api.call("GET", "/pools"))["items"][0]["trouble"]["message"] == "exit code 1"
+    await store.tell_trouble("default/p", None)
+    assert (await api.view(run)).reason == "Queued"
 
 
 async def test_why_says_a_pause_beside_a_wait(cluster: Cluster) -> None:

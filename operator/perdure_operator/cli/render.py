@@ -131,9 +131,10 @@ def pools(found: Iterable[PoolView], *, with_namespace: bool = False) -> Table:
         capacity = pool.spec.get("capacity") or {}
         counts = [str(n) for n in (pool.runnable, pool.idle, pool.starting, pool.leased)]
         warm = f"{capacity.get('minIdle', 0)}..{capacity.get('maxIdle', '')}"
-        return [pool.pool if with_namespace else pool.pool.partition("/")[2], *counts, warm, str(capacity.get("maxPods", ""))]
+        trouble = plain(pool.trouble.message, 100) if pool.trouble else ""
+        return [pool.pool if with_namespace else pool.pool.partition("/")[2], *counts, warm, str(capacity.get("maxPods", "")), trouble]
 
-    return table(("NAME", "WAITING-RUNS", "IDLE", "STARTING", "LEASED", "WARM", "MAX"), map(row, found))
+    return table(("NAME", "WAITING-RUNS", "IDLE", "STARTING", "LEASED", "WARM", "MAX", "TROUBLE"), map(row, found))
 
 
 def events(found: Iterable[EventView], pod_name: PodName) -> Table:
@@ -193,6 +194,7 @@ def why(view: WhyView, run: str, pod_name: PodName, command: Callable[[str], str
     if (view.paused_by or not view.waiting_for) and (view.reason or view.message):
         message = _POD.sub(lambda found: f"pod {pod_name(found[1])}", view.message)
         lines.append(Text(plain(": ".join(p for p in (view.reason, message) if p), 1000)))
+    lines += [Text(f"    {plain(line)}", style="dim") for line in view.pool_trouble.last_words] if view.pool_trouble else []
     if view.paused_by and view.state != "Suspended":
         lines.append(Text("  a pause is requested"))
     for by in view.paused_by:

@@ -123,12 +123,23 @@ class EventView(View, frozen=True):
     payload: Any = None
 
 
+class TroubleView(View, frozen=True):
+    """Why pods of a pool fail. ``last_words``: the end of the log of the last one, where it is at hand."""
+
+    reason: str = ""
+    message: str = ""
+    last_words: list[str] = []
+    failures: int = 0
+    next_try: str | None = None
+
+
 class WhyView(View, frozen=True):
     state: str
     reason: str = ""
     message: str = ""
     since: str | None = None
     paused_by: list[str] = []
+    pool_trouble: TroubleView | None = None
     waiting_for: list[WaitingFor] = []
 
 
@@ -164,3 +175,4 @@ class PoolView(View, frozen=True):
     starting: int = 0
     leased: int = 0
     spec: dict[str, Any] = {}
+    trouble: TroubleView | None = None

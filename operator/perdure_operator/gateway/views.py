@@ -94,9 +94,9 @@ def run_view(row: Row, result: bytes | None = None) -> RunView:
     )
 
 
-def why(view: RunView, calls: Sequence[Call] = ()) -> dict[str, Any]:
+def why(view: RunView, calls: Sequence[Call] = (), trouble: dict[str, Any] | None = None) -> dict[str, Any]:
     """W6: what the run waits for, since when, and what would wake it; or why it does not run. ``calls``: those that a person is asked
-    about."""
+    about; ``trouble``: why the pool has no pod for it."""
     about = {call.key: call for call in calls}
     return {
         "name": view.name,
@@ -105,6 +105,7 @@ def why(view: RunView, calls: Sequence[Call] = ()) -> dict[str, Any]:
         "message": view.message or (view.error or {}).get("message", ""),
         "since": view.state_since,
         "pausedBy": view.paused_by,
+        "poolTrouble": trouble,
         "waitingFor": [wait | {"call": about[key]} if (key := _asked(wait)) in about else wait for wait in view.waiting_for],
         "deadlineAt": view.deadline_at,
     }

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
 from perdure_operator.store.reads import Row
 
 _PENDING = {
@@ -38,7 +44,17 @@ def paused_by(row: Row) -> list[str]:
     return ([verb] if row["paused"] else []) + (["spec"] if row["spec_paused"] else [])
 
 
+def trouble_of_pool(row: Row) -> dict[str, Any] | None:
+    """Why there is no pod for a run that is queued for one."""
+    stored = row["pool_trouble"]
+    return msgspec.json.decode(stored) if stored is not None and row["not_admitted"] is None else None
+
+
 def _pending(row: Row) -> tuple[str, str]:
     code = row["not_admitted"]
+    if trouble := trouble_of_pool(row):
+        left = (datetime.fromisoformat(trouble["nextTry"]) - datetime.now(UTC)).total_seconds()
+        again = f"the next try is in {math.ceil(left)} s" if left > 0 else "it is being tried again"
+        return "PoolNotReady", f"queued, but pods of pool {row['pool']} fail: {trouble['message']}; {again}"
     words = _PENDING.get(code, code or "").format(runnable_at=row["runnable_at"].isoformat(), pool=row["pool"], namespace=row["namespace"])
     return code or "Queued", words

@@ -151,6 +151,18 @@ def test_why_says_which_call_a_person_must_decide_about_and_how(call: Callable[.
     assert call("ledger", "weekly").stdout.splitlines()[-1] == "a person must decide what became of send: perdure why weekly"
 
 
+def test_why_and_logs_say_that_no_pod_starts(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    words = "queued, but pods of pool default/worker fail: worker-1: agent exited with code 1 after 0.2 s; the next try is in 8 s"
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = {
+        "state": "Pending", "reason": "PoolNotReady", "message": words,
+        "poolTrouble": {"lastWords": ["Traceback", "ImportError: \x1b[1mx"]},
+    }  # fmt: skip
+    assert call("why", "weekly").stdout.splitlines()[1:] == [f"PoolNotReady: {words}", "    Traceback", "    ImportError:  [1mx"]
+    gateway.answers["GET /v1/namespaces/default/runs/weekly"] = run(state="Pending", epoch=0, message=words, podId=None)
+    gateway.answers[f"GET /v1/namespaces/default/runs/{RUN_ID}/events"] = {"items": EVENTS[:1], "next": None}
+    assert call("logs", "weekly").stderr == f"(no worker has had weekly yet: {words})\n"
+
+
 def test_why_hides_no_pause(call: Callable[..., Result], gateway: FakeGateway) -> None:
     waits = [{"kind": "signal", "name": "approve"}]
     paused = {

@@ -23,6 +23,7 @@ from perdure_operator.kube.api.base import Labels, ObjectName
 from perdure_operator.kube.api.problems import in_words
 from perdure_operator.kube.api.v1alpha1 import AgentRunSpec
 from perdure_operator.services.submission import new_run, pool_name
+from perdure_operator.services.why import trouble_of_pool
 from perdure_operator.store.operations import Control
 from perdure_operator.store.store import NewRun, Store
 
@@ -148,7 +149,7 @@ class Runs:
             row = await reader.run(await reader.find(request.match_info["ns"], request.match_info["run"]))
             view = run_view(row)
             asked = [key for wait in view.waiting_for if (key := wire.asked_about(wait["name"])) is not None]
-            return reply(why(view, await reader.calls(row["run_id"], asked) if asked else ()))
+            return reply(why(view, await reader.calls(row["run_id"], asked) if asked else (), trouble_of_pool(row)))
 
     async def tree(self, request: web.Request) -> web.Response:
         await authorize(request, "get")
