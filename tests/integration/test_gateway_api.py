@@ -124,10 +124,28 @@ async def test_what_a_run_shows_of_itself(cluster: Cluster) -> None:
     assert [item["kind"] for item in (await api.call("GET", f"/runs/{run}/journal"))["items"]] == ["spawn", "step", "wait"]
     [entry] = (await api.call("GET", f"/runs/{run}/ledger"))["items"]
     assert (entry["tool"], entry["state"]) == ("send_mail", "UNKNOWN")
+    assert "response" not in entry
     first = await api.call("GET", f"/runs/{run}/events?limit=3")
     second = await api.call("GET", f"/runs/{run}/events?from={first['next']}")
     seqs = [event["seq"] for event in first["items"] + second["items"]]
     assert (seqs, second["next"]) == (list(range(1, view.last_seq + 1)), None)
+
+
+async def test_lists_and_trees_show_results_and_ledgers_receipts(cluster: Cluster) -> None:
+    gateway, api = await cluster.one()
+    small, large = await api.create("small"), await api.create("large")
+    for output in (b'{"pages": 3}', b'"' + b"x" * 5000 + b'"'):
+        pod = await cluster.holder(gateway)
+        begun = await pod.get(wire.ActivityDecision, wire.ActivityBegin(tool="send_mail"))
+        await pod.op(wire.ActivityEnd(key=begun.key, token=begun.token or "", state="succeeded", response=Raw(output)))
+        await pod.finish(output=output)
+    listed = {item["name"]: item for item in (await api.call("GET", "/runs"))["items"]}
+    assert listed["small"]["result"] == {"pages": 3}
+    assert "result" not in listed["large"], "left out is not the same as null"
+    assert len((await api.view(large)).result) == 5000
+    assert (await api.call("GET", f"/runs/{small}/tree"))["run"]["result"] == {"pages": 3}
+    ledgers = [(await api.call("GET", f"/runs/{run}/ledger"))["items"][0] for run in (small, large)]
+    assert [entry.get("response") for entry in ledgers] == [{"pages": 3}, None]
 
 
 async def test_why_asks_a_person_what_became_of_a_call_and_takes_only_an_answer(cluster: Cluster) -> None:

@@ -154,10 +154,10 @@ def questions(run: RunView, command: Callable[[str], str]) -> Text:
 def ledger(found: Iterable[LedgerView], *, wide: bool = False) -> Table:
     def row(entry: LedgerView) -> list[str | Text]:
         key = entry.key if wide else entry.key[:12]
-        ref = entry.provider_ref or (str(entry.error) if entry.error else "")
-        return [key, entry.tool, entry.effect, phase(entry.state), str(entry.attempts), entry.step or "", ref]
+        ends = [plain(entry.receipt, 200 if wide else 40), entry.provider_ref or "", plain(entry.error or "", 200 if wide else 60)]
+        return [key, entry.tool, entry.effect, phase(entry.state), str(entry.attempts), entry.step or "", *ends]
 
-    return table(("KEY", "TOOL", "EFFECT", "STATE", "ATTEMPTS", "STEP", "PROVIDER-REF"), map(row, found))
+    return table(("KEY", "TOOL", "EFFECT", "STATE", "ATTEMPTS", "STEP", "RECEIPT", "PROVIDER-REF", "ERROR"), map(row, found))
 
 
 def journal(found: Iterable[JournalView]) -> Table:

@@ -152,8 +152,16 @@ class LedgerView(View, frozen=True):
     attempts: int = 0
     step: str | None = None
     provider_ref: str | None = None
+    response: Any = msgspec.UNSET
     policy: str = ""
     error: ErrorView | None = None
+
+    @property
+    def receipt(self) -> str:
+        """What the call returned, empty if there is none."""
+        if self.state != "SUCCEEDED":
+            return ""
+        return "(large)" if self.response is msgspec.UNSET else json.dumps(self.response, ensure_ascii=False)
 
 
 class JournalView(View, frozen=True):

@@ -7,10 +7,11 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from perdure.protocol import asked_about
 from perdure_operator.services.why import in_words, paused_by
+from perdure_operator.store.payload import in_place
 from perdure_operator.store.reads import Call, EventRow, Row
 
 
@@ -36,7 +37,7 @@ class RunView(Struct, rename="camel", kw_only=True):
     finished_at: str | None
     deadline_at: str | None
     waiting_for: list[dict[str, Any]]
-    result: Raw | None
+    result: Raw | UnsetType | None
     error: dict[str, Any] | None
     last_seq: int
     steps: int
@@ -53,7 +54,7 @@ def _time(value: datetime | None) -> str | None:
 
 
 def run_view(row: Row, result: bytes | None = None) -> RunView:
-    """``result``: the output's JSON, when it was read."""
+    """``result``: the output's JSON, when it was read. Without it a large one is left out: that is not the same as none."""
     reason, message = in_words(row)
     paused = paused_by(row)
     return RunView(
@@ -81,7 +82,7 @@ def run_view(row: Row, result: bytes | None = None) -> RunView:
             {k: v for k, v in item.items() if v is not None}
             for item in (msgspec.json.decode(row["waiting_for"]) if row["waiting_for"] else [])
         ],
-        result=Raw(result) if result is not None else None,
+        result=_result(row["result"], result),
         error=msgspec.json.decode(row["error"]) if row["error"] else None,
         last_seq=row["last_seq"],
         steps=row["steps"],
@@ -92,6 +93,13 @@ def run_view(row: Row, result: bytes | None = None) -> RunView:
         labels=msgspec.json.decode(row["labels"]),
         children={"active": row["children_active"], "succeeded": row["children_succeeded"], "failed": row["children_failed"]},
     )
+
+
+def _result(stored: bytes | None, read: bytes | None) -> Raw | UnsetType | None:
+    if stored is None:
+        return None
+    found = in_place(stored) if read is None else read
+    return UNSET if found is None else Raw(found)
 
 
 def why(view: RunView, calls: Sequence[Call] = (), trouble: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -123,11 +131,16 @@ def event_view(event: EventRow) -> dict[str, Any]:
 
 
 def record(row: Row) -> dict[str, Any]:
-    """A ledger or journal row in camelCase; JSON columns decoded, empty ones left out."""
+    """A ledger or journal row in camelCase; JSON columns decoded, empty ones left out, and responses that are not at hand with the row."""
     view: dict[str, Any] = {}
     for name, value in row.items():
         if value is None:
             continue
         head, *rest = name.split("_")
-        view[head + "".join(word.capitalize() for word in rest)] = msgspec.json.decode(value) if name in ("data", "error") else value
+        shown = head + "".join(word.capitalize() for word in rest)
+        if name == "response":
+            if (small := in_place(value)) is not None:
+                view[shown] = Raw(small)
+        else:
+            view[shown] = msgspec.json.decode(value) if name in ("data", "error") else value
     return view

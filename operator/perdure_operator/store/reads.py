@@ -157,7 +157,7 @@ class Reader:
 
     async def ledger(self, run: UUID) -> Sequence[Row]:
         return await self._connection.fetch(
-            "select key, tool, effect, state, policy, occurrence, step, attempts, epoch, provider_ref, error, seq, done_seq "
+            "select key, tool, effect, state, policy, occurrence, step, attempts, epoch, provider_ref, error, seq, done_seq, response "
             "from perdure.ledger where run_id = $1 order by seq",
             run,
         )

@@ -226,12 +226,18 @@ def test_tree(call: Callable[..., Result], gateway: FakeGateway) -> None:
 
 
 def test_ledger_and_journal(call: Callable[..., Result], gateway: FakeGateway) -> None:
-    entry = {"key": "a" * 64, "tool": "send_email", "effect": "external", "state": "UNKNOWN", "attempts": 1, "providerRef": "msg-1"}
-    gateway.answers["GET /v1/namespaces/default/runs/weekly/ledger"] = {"items": [entry]}
+    entry = {"key": "a" * 64, "tool": "send_email", "effect": "external", "attempts": 1}
+    done = entry | {"state": "SUCCEEDED", "providerRef": "msg-1", "response": {"id": 5}}
+    failed = entry | {"state": "FAILED", "error": {"type": "Refused", "message": "no such address"}}
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/ledger"] = {"items": [done, failed, entry | {"state": "SUCCEEDED"}]}
     gateway.answers["GET /v1/namespaces/default/runs/weekly/journal"] = {
         "items": [{"key": "/step:a#0", "kind": "step", "state": "succeeded", "seq": 3}]
     }
-    assert cells(call("ledger", "weekly").stdout.splitlines()[1]) == ["a" * 12, "send_email", "external", "UNKNOWN", "1", "msg-1"]
+    header, one, two, three = call("ledger", "weekly").stdout.splitlines()
+    assert cells(header)[-3:] == ["RECEIPT", "PROVIDER-REF", "ERROR"]
+    assert cells(one) == ["a" * 12, "send_email", "external", "SUCCEEDED", "1", '{"id": 5}', "msg-1"]
+    assert two[header.index("ERROR") :] == "Refused: no such address"
+    assert three[header.index("RECEIPT") :] == "(large)", "null is another receipt than one that was not sent"
     assert cells(call("journal", "weekly").stdout.splitlines()[1])[:4] == ["3", "step", "/step:a#0", "succeeded"]
 
 
@@ -258,6 +264,25 @@ def test_signal_sends_json(call: Callable[..., Result], gateway: FakeGateway, wo
     assert result.stdout == "signal approve sent (event 7 of default/weekly)\n"
     assert gateway.last()[1] == sent
     assert gateway.last()[2]["Idempotency-Key"] == "s-1"
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ('{"by": me}', ["line 1 column 8", '  {"by": me}', "         ^"]),
+        ("[1, 2", ["line 1 column 6"]),
+        ('"a', ["line 1 column 1"]),
+        (' {\n"a": 1,\n"b" 2}', ["line 3 column 5", '  "b" 2}', "      ^"]),
+    ],
+)
+def test_a_payload_that_looks_like_json_must_be_json(
+    call: Callable[..., Result], gateway: FakeGateway, text: str, where: list[str]
+) -> None:
+    for words in (("signal", "weekly", "approve", text), ("submit", "--pool", "worker", "--input", text)):
+        result = call(*words)
+        assert result.exit_code == 2
+        assert all(part in result.stderr for part in where), result.stderr
+        assert not [what for what, _, _ in gateway.requests if what.startswith("POST")]
 
 
 def test_a_signal_that_a_suspended_run_does_not_wait_for_is_sent_and_said(call: Callable[..., Result], gateway: FakeGateway) -> None:
@@ -320,6 +345,16 @@ def test_submit_makes_pools_first_and_leaves_what_is_there_alone(call: Callable[
     assert what == "POST /v1/namespaces/default/runs"
     assert body == {"name": "daily", "labels": {"a": "b"}, "spec": {"agent": {"poolRef": {"name": inline}}}}
     assert headers["Idempotency-Key"] == "manifest:daily"
+
+
+def test_submit_tells_the_fleet_where_the_files_are(call: Callable[..., Result], gateway: FakeGateway, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "pool.yaml").write_text(
+        "apiVersion: perdure.dev/v1alpha1\nkind: AgentPool\nmetadata: { name: there }\n"
+        "spec: { template: { spec: { containers: [{ name: agent, image: x, command: [python, agent.py] }] } } }\n"
+    )
+    assert call("submit", "elsewhere/pool.yaml").exit_code == 0
+    assert StateDir(tmp_path / ".perdure").folders() == {"default/there": tmp_path / "elsewhere"}
 
 
 @pytest.mark.parametrize(("state", "code"), [("Succeeded", 0), ("Failed", 1), ("Cancelled", 1)])
