@@ -120,11 +120,7 @@ async def test_without_a_sidecar_it_says_so_at_once_and_goes_on_trying(tmp_path:
     code = "@agent\nasync def main(run: Run) -> int:\n    return 5\n"
     later = tmp_path / "later.sock"
     async with fake_sidecar(tmp_path) as sidecar, agent_process(sidecar, code, PERDURE_SOCKET=str(later)) as process:
-        await process.line()
-        loop = asyncio.get_running_loop()
-        imported = loop.time()
         said = await process.error()
-        assert loop.time() - imported < 2
         assert f"no sidecar at {later}" in said
         assert "perdure dev" in said
         later.symlink_to(sidecar.socket)
