@@ -44,8 +44,10 @@ class Trouble:
         return pause
 
     def in_words(self) -> dict[str, Any]:
+        last = next((line.strip() for line in reversed(self.last_words) if line.strip()), "")
+        message = f"{self.message}: {last}" if last else self.message
         return {
-            "reason": self.reason, "message": self.message[:MAX_MESSAGE], "lastWords": list(self.last_words), "failures": self.failures,
+            "reason": self.reason, "message": message[:MAX_MESSAGE], "lastWords": list(self.last_words), "failures": self.failures,
             "nextTry": self._next_try,
         }  # fmt: skip
 

@@ -116,8 +116,10 @@ def test_get_pools(call: Callable[..., Result], gateway: FakeGateway) -> None:
         "starting": 0,
         "leased": 3,
     }
-    gateway.answers["GET /v1/namespaces/default/pools"] = {"items": [pool]}
-    assert cells(call("get", "pools").stdout.splitlines()[1]) == ["worker", "4", "1", "0", "3", "1..2", "9"]
+    gateway.answers["GET /v1/namespaces/default/pools"] = {"items": [pool, pool | {"trouble": {"message": "no such image"}}]}
+    well, ill = call("get", "pools").stdout.splitlines()[1:]
+    assert cells(well) == ["worker", "4", "1", "0", "3", "1..2", "9"]
+    assert cells(ill)[-1] == "no such image"
 
 
 def test_why_says_what_would_wake_it(call: Callable[..., Result], gateway: FakeGateway) -> None:

@@ -212,7 +212,7 @@ async def test_the_store_is_told_why_pods_do_not_start_until_one_does() -> None:
     await world.fleet.tick()
     told = world.store.trouble or {}
     assert (told["reason"], told["failures"], told["lastWords"]) == ("AgentExited", 1, ["last words"])
-    assert told["message"] == "worker-1: agent exited with code 1 after 0.2 s"
+    assert told["message"] == "worker-1: agent exited with code 1 after 0.2 s: last words"
     assert datetime.fromisoformat(told["nextTry"]).tzinfo is not None
     world.now += 2
     await world.fleet.tick()
