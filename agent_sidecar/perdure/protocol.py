@@ -11,6 +11,7 @@ Times are RFC 3339 in UTC, durations are seconds.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -68,6 +69,32 @@ class Condition(Body, kw_only=True):
     name: Annotated[str, Meta(max_length=253)] = ""
     seconds: Annotated[float, Meta(ge=0)] | None = None
     at: str | None = None
+
+
+# ------------------------------------------------------------------------------------------------------- questions
+
+
+class PersonAnswer(Body, kw_only=True):
+    """What became of an UNKNOWN effect, by a person: the payload of the signal that :func:`question` names. ``response``: what the call
+    would have returned."""
+
+    happened: bool
+    response: Raw = NULL
+    provider_ref: str | None = None
+
+
+_QUESTION = re.compile(r"effect:([0-9a-f]{64}):[0-9]{1,9}")
+
+
+def question(key: str, attempt: int) -> str:
+    """The signal that answers what became of one execution of an effect: a second doubt needs a second answer."""
+    return f"effect:{key}:{attempt}"
+
+
+def asked_about(signal: str) -> str | None:
+    """Key of the effect that this signal is an answer about, None if it is a signal of the agent's own."""
+    found = _QUESTION.fullmatch(signal)
+    return found[1] if found else None
 
 
 # ------------------------------------------------------------------------------------- operations: bodies and answers

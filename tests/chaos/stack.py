@@ -93,7 +93,7 @@ class Stack:
     def start_fleet(self, leash: Leash, *, limit: int) -> asyncio.Task[None]:
         starter = LocalPods(
             self.state, leash=leash, tokens=self.tokens, gateways=[gateway.url for gateway in self.gateways.values()],
-            runtime_dir=self.folder, folders={}, environ=os.environ, say=self.said.append,
+            runtime_dir=self.folder, environ=os.environ, say=self.said.append,
         )  # fmt: skip
         self.fleet = Fleet(self.store, starter, limit=limit, parallel=4, say=self.said.append)
         return asyncio.create_task(self.fleet.run())

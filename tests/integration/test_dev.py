@@ -223,6 +223,11 @@ def test_a_pool_that_breaks_is_explained(machine: Machine) -> None:
         assert time.monotonic() < deadline, text
         time.sleep(0.1)
     assert "next try in 1 s" in text
+    why = machine.perdure("why", "stuck").stdout
+    assert "PoolNotReady: queued, but pods of pool default/worker fail: worker-" in why
+    assert "agent exited with code 1 after " in why
+    assert "ModuleNotFoundError: No module named 'a_module_that_is_missing'" in why
+    assert "no worker has had stuck yet" in machine.perdure("logs", "stuck").stderr
     second = machine.perdure("dev", "-f", "runs.yaml")
     assert second.returncode == 1
     assert "is running on" in second.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tests.harness.cluster import POOL, Cluster
 from tests.harness.pods import signal
 
 from perdure import protocol as wire
+from perdure_operator.store.store import Store
 
 
 def body(name: str | None = None, **spec: Any) -> dict[str, Any]:
@@ -121,10 +124,78 @@ async def test_what_a_run_shows_of_itself(cluster: Cluster) -> None:
     assert [item["kind"] for item in (await api.call("GET", f"/runs/{run}/journal"))["items"]] == ["spawn", "step", "wait"]
     [entry] = (await api.call("GET", f"/runs/{run}/ledger"))["items"]
     assert (entry["tool"], entry["state"]) == ("send_mail", "UNKNOWN")
+    assert "response" not in entry
     first = await api.call("GET", f"/runs/{run}/events?limit=3")
     second = await api.call("GET", f"/runs/{run}/events?from={first['next']}")
     seqs = [event["seq"] for event in first["items"] + second["items"]]
     assert (seqs, second["next"]) == (list(range(1, view.last_seq + 1)), None)
+
+
+async def test_lists_and_trees_show_results_and_ledgers_receipts(cluster: Cluster) -> None:
+    gateway, api = await cluster.one()
+    small, large = await api.create("small"), await api.create("large")
+    for output in (b'{"pages": 3}', b'"' + b"x" * 5000 + b'"'):
+        pod = await cluster.holder(gateway)
+        begun = await pod.get(wire.ActivityDecision, wire.ActivityBegin(tool="send_mail"))
+        await pod.op(wire.ActivityEnd(key=begun.key, token=begun.token or "", state="succeeded", response=Raw(output)))
+        await pod.finish(output=output)
+    listed = {item["name"]: item for item in (await api.call("GET", "/runs"))["items"]}
+    assert listed["small"]["result"] == {"pages": 3}
+    assert "result" not in listed["large"], "left out is not the same as null"
+    assert len((await api.view(large)).result) == 5000
+    assert (await api.call("GET", f"/runs/{small}/tree"))["run"]["result"] == {"pages": 3}
+    ledgers = [(await api.call("GET", f"/runs/{run}/ledger"))["items"][0] for run in (small, large)]
+    assert [entry.get("response") for entry in ledgers] == [{"pages": 3}, None]
+
+
+async def test_why_asks_a_person_what_became_of_a_call_and_takes_only_an_answer(cluster: Cluster) -> None:
+    gateway, api = await cluster.one()
+    run = await api.create("doubtful")
+    pod = await cluster.holder(gateway)
+    begin = wire.ActivityBegin(tool="send_mail", arguments=Raw(b'{"to": "ann"}'), on_unknown="ask")
+    begun = await pod.get(wire.ActivityDecision, begin)
+    error = wire.ErrorInfo(type="ConnectionError", message="it broke")
+    await pod.op(wire.ActivityEnd(key=begun.key, token=begun.token or "", state="unknown", error=error))
+    name = wire.question(begun.key, 1)
+    await pod.wait("wait:effect=1", signal(name))
+    [shown] = (await api.view(run)).waiting_for
+    assert (shown["name"], shown["tool"]) == (name, "send_mail")
+    [wait] = (await api.call("GET", f"/runs/{run}/why"))["waitingFor"]
+    call = wait["call"]
+    assert (call["key"], call["tool"], call["arguments"], call["attempts"]) == (begun.key, "send_mail", {"to": "ann"}, 1)
+    assert call["error"]["message"] == "it broke"
+    for wrong in ("yes", None, {"happend": True}, {"happened": "true"}, {"happened": True, "respons": 1}):
+        with pytest.raises(Refused, match=r"invalid-input.*happened"):
+            await api.call("POST", f"/runs/{run}/signals/{name}", wrong)
+    assert (await api.view(run)).state == "Suspended"
+    await api.call("POST", f"/runs/{run}/signals/{name}", {"happened": True, "response": 1})
+    assert (await api.view(run)).state != "Suspended"
+
+
+async def test_why_says_that_the_pools_pods_fail(cluster: Cluster, store: Store) -> None:
+    _, api = await cluster.one()
+    run = await api.create("stuck")
+    assert (await api.view(run)).reason == "Queued"
+    soon = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
+    await store.tell_trouble("default/p", {"reason": "AgentExited", "message": "exit code 1", "lastWords": ["boom"], "nextTry": soon})
+    why = await api.call("GET", f"/runs/{run}/why")
+    assert why["reason"] == "PoolNotReady"
+    assert re.fullmatch(r"queued, but pods of pool default/p fail: exit code 1; the next try is in \d+ s", why["message"])
+    assert why["poolTrouble"]["lastWords"] == ["boom"]
+    assert (await api.call("GET", "/pools"))["items"][0]["trouble"]["message"] == "exit code 1"
+    await store.tell_trouble("default/p", None)
+    assert (await api.view(run)).reason == "Queued"
+
+
+async def test_why_says_a_pause_beside_a_wait(cluster: Cluster) -> None:
+    gateway, api = await cluster.one()
+    run = await api.create("paused")
+    pod = await cluster.holder(gateway)
+    await pod.wait("wait:go#0", signal("go"))
+    await api.call("POST", f"/runs/{run}/pause")
+    why = await api.call("GET", f"/runs/{run}/why")
+    assert (why["state"], why["pausedBy"], why["message"]) == ("Suspended", ["person"], "paused; resume it to go on")
+    assert [wait["name"] for wait in why["waitingFor"]] == ["go"]
 
 
 # --------------------------------------------------------------------------------------------------------------- follow

@@ -66,7 +66,9 @@ async def test_losses_without_progress_park_the_run(cluster: Cluster) -> None:
         await die(cluster, pod)
     view = await api.until(run, "Suspended", seconds=2)
     assert (view.reason, view.paused) == ("LossesExhausted", True)
-    assert "3 workers were lost without progress" in view.message
+    why = await api.call("GET", f"/runs/{run}/why")
+    assert why["pausedBy"] == ["losses"]
+    assert why["message"] == "3 workers were lost without progress, the last one: PodDeleted; resume to try again"
     await api.verb(run, "resume")
     pod = await cluster.holder(gateway)
     assert await pod.finish() == "Succeeded"

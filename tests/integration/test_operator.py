@@ -21,6 +21,7 @@ from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, EVENTS, PODS, Re
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound, KubeUnavailable
 from perdure_operator.kube.names import CANCEL_FINALIZER, RUN_ID_LABEL
 from perdure_operator.kube.specs.pod import PodSettings
+from perdure_operator.services.why import trouble_of_pool
 from perdure_operator.store.operations import Fence
 from perdure_operator.store.resources import Resources
 from perdure_operator.store.store import Store
@@ -406,6 +407,25 @@ async def test_a_pool_whose_image_cannot_be_pulled_backs_off_and_says_so(site: S
 
         found = await site.until(trouble)
         assert (found.reason, found.message) == ("ErrImagePull", "no such image")
+
+        async def told() -> Any:
+            async with site.store.reader() as reader:
+                return trouble_of_pool(next(iter(await reader.runs(namespace=NS, state=None, pool=None, parent=None, after=None, limit=1))))
+
+        assert (await site.until(told))["message"] == "no such image"
+        [again] = await site.pods(1)
+        assert again["metadata"]["name"] != pod["metadata"]["name"]
+        # The next one comes up: that it runs proves nothing, that it asks for a run does.
+        running = {"phase": "Running", "containerStatuses": [{"name": "agent", "state": {"running": {}}}]}
+        await site.kube.merge_patch(PODS, NS, again["metadata"]["name"], {"status": running}, subresource="status")
+        await asyncio.sleep(0.3)
+        assert await told() is not None
+        await site.lease(again)
+
+        async def over() -> bool:
+            return operator._fleet.troubles == {} and (await site.store.pool_demand())[0].trouble is None
+
+        await site.until(over)
 
 
 async def test_two_operators_make_no_more_pods_than_one(site: Site, pg: asyncpg.Connection) -> None:

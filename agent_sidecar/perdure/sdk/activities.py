@@ -19,7 +19,7 @@ import msgspec
 from perdure import protocol
 from perdure.protocol import ActivityDecision, ActivityEnd, ErrorInfo
 from perdure.sdk import errors
-from perdure.sdk.codec import encode
+from perdure.sdk.codec import Codec, codec_of, encode, named
 from perdure.sdk.here import HERE, Here
 from perdure.sdk.identity import Scope
 from perdure.sdk.signature import Signature
@@ -28,15 +28,8 @@ from perdure.sdk.tool_options import Receipt, ToolOptions
 R = TypeVar("R")
 _BUSY_PAUSES: Final = (0.05, 5.0)
 _HARMLESS: Final = ("local", "read_only")
+_ANSWER: Final[Codec[protocol.PersonAnswer]] = codec_of(protocol.PersonAnswer)
 _log = logging.getLogger("perdure")
-
-
-class PersonAnswer(msgspec.Struct, rename="camel"):
-    """Payload of the signal ``effect:{key}:{attempt}``, by which a person says what became of an UNKNOWN effect."""
-
-    happened: bool
-    response: msgspec.Raw = protocol.NULL
-    provider_ref: str | None = None
 
 
 class ToolCall(Generic[R]):
@@ -267,18 +260,23 @@ class ToolCall(Generic[R]):
         return resolved
 
     async def _ask(self, decision: ActivityDecision) -> ActivityDecision:
-        """Suspends until a person answers by a signal, which names the execution it is about: a second doubt needs a second answer."""
-        signal = f"effect:{decision.key}:{decision.attempt}"
+        """Suspends until a person answers by a signal. What cannot be an answer is refused, and the question stays open."""
+        signal = protocol.question(decision.key, decision.attempt)
+        refused = ""
         for count in itertools.count():
             claim = self._execution.root.claim("wait", "effect", f"{decision.key}.{decision.attempt}.{count}")
             if claim.key not in self._execution.journal:
-                self._execution.notice("EffectUnknown", {"tool": self._options.name, "key": decision.key, "signal": signal})
+                about: dict[str, object] = {"tool": self._options.name, "key": decision.key, "signal": signal, "expected": self._expected()}
+                if refused:
+                    self._execution.notice("AnswerRefused", about | {"reason": refused})
+                else:
+                    self._execution.notice("EffectUnknown", about)
             on = [protocol.Condition(kind="signal", name=signal)]
             outcome = await self._execution.waits.wait(self._here, claim, protocol.WaitBegin(key=claim.key, name=signal, on=on), 0.0)
             try:
-                answer = msgspec.json.decode(outcome.fired[0].payload, type=PersonAnswer)
-            except msgspec.MsgspecError as error:
-                self._execution.notice("AnswerRefused", {"signal": signal, "reason": str(error), "expected": '{"happened": true|false}'})
+                answer = self._understood(outcome.fired[0].payload)
+            except ValueError as error:
+                refused = str(error)
                 continue
             resolved = await self._resolve(decision.key, answer.happened, bytes(answer.response), answer.provider_ref)
             if resolved.decision != "unknown":
@@ -286,6 +284,21 @@ class ToolCall(Generic[R]):
             await self._pause(resolved.retry_after_seconds or 1.0)
             return await self._begin()
         raise AssertionError("unreachable")
+
+    def _understood(self, payload: msgspec.Raw) -> protocol.PersonAnswer:
+        """Raises ValueError; also for a response that the agent could not be given: once it is the receipt, nobody can take it back."""
+        answer = _ANSWER.decode(payload)
+        if answer.happened:
+            try:
+                self._signature.result.decode(answer.response)
+            except ValueError as error:
+                raise ValueError(f"response is no {named(self._signature.result.type)}: {error}") from error
+        return answer
+
+    def _expected(self) -> str:
+        kind = self._signature.result
+        response = "" if kind.type is type(None) else f', "response": {"any JSON" if kind.untyped else named(self._signature.result.type)}'
+        return f'{{"happened": false}} or {{"happened": true{response}}}'
 
     async def _resolve(self, key: str, happened: bool, response: bytes, provider_ref: str | None = None) -> ActivityDecision:
         body = protocol.ActivityResolve(key=key, happened=happened, response=msgspec.Raw(response), provider_ref=provider_ref)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
 import msgspec
 
 from perdure import protocol
+from perdure.sdk import declared
+from perdure.sdk.calls import Durable
 from perdure.sdk.codec import encode
 from perdure.sdk.durations import Duration, in_seconds
 from perdure.sdk.errors import InvalidDeclaration, InvalidInput, PerdureError, Refused, RunCancelled, describe
@@ -30,12 +32,30 @@ class Agent(Generic[P, C]):
 
     def __init__(self, fn: Callable[P, C], name: str, options: Options, non_retryable: tuple[type[Exception], ...]) -> None:
         self.name = checked_name(name, "agent")
+        if isinstance(fn, Agent | Durable):
+            raise InvalidDeclaration(f"agent {name} is a decorated function already")
         self.signature = Signature(fn, f"agent {name}")
-        if not 1 <= len(self.signature.names) <= 2:
-            raise InvalidDeclaration(f"agent {name} must take (run) or (run, input)")
+        self._check(options, non_retryable)
         self._options = options
         self._non_retryable = non_retryable
         functools.update_wrapper(cast("Any", self), fn)
+
+    def _check(self, options: Options, non_retryable: tuple[type[Exception], ...]) -> None:
+        """Raises InvalidDeclaration for what could not work in any run."""
+        signature, what = self.signature, f"agent {self.name}"
+        if not 1 <= len(signature.names) <= 2 or not all(map(signature.positional, signature.names)):
+            raise InvalidDeclaration(f"{what} must take (run) or (run, input)")
+        declared.exceptions(non_retryable, f"{what}: non_retryable")
+        declared.one_of(options.on_input_change, get_args(InputPolicy), f"{what}: on_input_change")
+        if options.hold_seconds < 0:
+            raise InvalidDeclaration(f"{what}: hold cannot be negative")
+        if not signature.resolved:
+            return
+        run, other = (Run, SyncRun) if signature.is_async else (SyncRun, Run)
+        if signature.hint(signature.names[0]) is other:
+            raise InvalidDeclaration(f"{what} is {'async' if signature.is_async else 'not async'}: its run is a {run.__name__}")
+        if len(signature.names) == 2:
+            signature.parameter(signature.names[1])
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
         return cast("C", self.signature.fn(*args, **kwargs))

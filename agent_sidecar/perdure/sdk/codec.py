@@ -129,4 +129,9 @@ def codec_of(kind: Any) -> Codec[Any]:
         return Codec(kind)
 
 
+def named(kind: Any) -> str:
+    """A type for people: its name, or its notation where it has parameters."""
+    return kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind).replace("typing.", "")
+
+
 PLAIN: Codec[Any] = Codec(Any)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, Literal, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast
 
 from perdure import protocol
 from perdure.sdk.calls import dispatch
-from perdure.sdk.codec import Codec, codec_of, fingerprint
+from perdure.sdk.codec import Codec, codec_of, fingerprint, named
 from perdure.sdk.durations import Duration, in_seconds
 from perdure.sdk.errors import InvalidDeclaration, ResultUndecodable, WaitTimedOut
 from perdure.sdk.here import Here
 
 T = TypeVar("T")
 WaitMode = Literal["any", "all", "first_failure"]
+_MAX_SHOWN: Final = 1000
+"""Characters of a payload that is shown in an event."""
 
 
 class Condition(Protocol):
@@ -111,24 +114,67 @@ async def until(
     key: str | None = None,
     kind: Literal["wait", "sleep"] = "wait",
     hold: Duration | None = None,
+    codecs: Mapping[int, Codec[Any]] | None = None,
 ) -> protocol.WaitOutcome:
-    """A wait with its identity. Raises WaitTimedOut, InputChanged, ConcurrentUnnamed, RunCancelled."""
+    """A wait with its identity. ``codecs``: of the payloads of signals, by the position of their condition. A signal that is not of its
+    type is dropped, and the wait goes on (its timeout begins anew). Raises WaitTimedOut, InputChanged, ConcurrentUnnamed, RunCancelled."""
     execution = here.execution
     claim = here.scope.claim(kind, name, key, here.strand.lane)
-    body = protocol.WaitBegin(
-        key=claim.key,
-        name=name[:253],
-        mode=mode,
-        on=list(on),
-        timeout_seconds=None if timeout is None else in_seconds(timeout),
-        # Times may depend on when the code runs; what is waited for may not.
-        fingerprint=fingerprint({"mode": mode, "on": [[condition.kind, condition.name] for condition in on]}),
-    )
+    seconds = None if timeout is None else in_seconds(timeout)
     held = execution.options.hold_seconds if hold is None else in_seconds(hold)
-    outcome: protocol.WaitOutcome = await dispatch(execution, lambda: execution.waits.wait(here, claim, body, held), blocking=False)
+
+    def begin(key: str, on: Sequence[protocol.Condition]) -> protocol.WaitBegin:
+        # Times may depend on when the code runs; what is waited for may not.
+        what = fingerprint({"mode": mode, "on": [[condition.kind, condition.name] for condition in on]})
+        return protocol.WaitBegin(key=key, name=name[:253], mode=mode, on=list(on), timeout_seconds=seconds, fingerprint=what)
+
+    async def work() -> protocol.WaitOutcome:
+        kept: dict[int, protocol.Fired] = {}
+        pending = list(range(len(on)))
+        for count in itertools.count():
+            this, following = claim.again(count) if count else claim, claim.again(count + 1)
+            outcome = await execution.waits.wait(here, this, begin(this.key, [on[index] for index in pending]), held)
+            if outcome.status == "timed_out":
+                return outcome
+            if mode == "any" and following.key in execution.journal:
+                continue  # what was dropped once stays dropped, whatever the code of today could read
+            dropped = []
+            for item in outcome.fired:
+                item.index = pending[item.index]
+                reason = _reason(codecs or {}, item)
+                if reason is None:
+                    kept[item.index] = item
+                    continue
+                dropped.append(item.index)
+                if following.key not in execution.journal:
+                    execution.notice("SignalRejected", reason)
+            if not dropped:
+                return protocol.WaitOutcome(status=outcome.status, fired=[kept[index] for index in sorted(kept)])
+            pending = pending if mode == "any" else dropped
+        raise AssertionError("unreachable")
+
+    outcome: protocol.WaitOutcome = await dispatch(execution, work, blocking=False)
     if outcome.status == "timed_out":
-        raise WaitTimedOut(f"{claim.key}: nothing happened in {body.timeout_seconds} s")
+        raise WaitTimedOut(f"{claim.key}: nothing happened in {seconds} s")
     return outcome
+
+
+def _reason(codecs: Mapping[int, Codec[Any]], item: protocol.Fired) -> dict[str, object] | None:
+    """Why a signal is dropped, None if it is not."""
+    codec = codecs.get(item.index)
+    if codec is None:
+        return None
+    try:
+        codec.decode(item.payload)
+    except ValueError as error:
+        payload = bytes(item.payload).decode()[:_MAX_SHOWN]
+        return {"signal": item.name, "id": item.id, "payload": payload, "expected": named(codec.type), "reason": str(error)}
+    return None
+
+
+def typed(conditions: Sequence[Condition]) -> dict[int, Codec[Any]]:
+    """Codecs of the payloads of signals, by position."""
+    return {index: condition.codec for index, condition in enumerate(conditions) if isinstance(condition, SignalCondition)}
 
 
 def fired(conditions: Sequence[Condition], outcome: protocol.WaitOutcome) -> tuple[Fired, ...]:

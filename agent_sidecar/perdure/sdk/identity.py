@@ -90,6 +90,10 @@ class Claim:
         self.slot = slot
         self.named = named
 
+    def again(self, count: int) -> Claim:
+        """The same operation once more, because its outcome was no use. It takes no ordinal: what comes after it keeps its own."""
+        return Claim(self._scope, f"{self.key}~{count}", self.slot, named=self.named)
+
     @contextmanager
     def in_flight(self) -> Iterator[None]:
         """Raises ConcurrentUnnamed if another operation under the same kind and name, or key, has begun and not ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from perdure.sdk import declared
 from perdure.sdk.errors import InvalidDeclaration, NotEncodable, PayloadTooLarge, PerdureError
 
 
@@ -19,8 +20,10 @@ class RetryPolicy:
     non_retryable: tuple[type[Exception], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.retries < 0 or self.backoff < 0 or self.max_backoff < 0:
-            raise InvalidDeclaration("retries, backoff and max_backoff may not be negative")
+        declared.count(self.retries, "retries")
+        declared.exceptions(self.non_retryable, "non_retryable")
+        if self.backoff < 0 or self.max_backoff < 0:
+            raise InvalidDeclaration("backoff and max_backoff may not be negative")
 
     def helps(self, error: Exception) -> bool:
         """Whether another try could end otherwise."""

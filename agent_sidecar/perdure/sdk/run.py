@@ -13,7 +13,7 @@ from perdure import protocol
 from perdure.sdk.calls import dispatch
 from perdure.sdk.children import Child, ChildResult, JoinMode, Spawning, join, spawning
 from perdure.sdk.codec import codec_of, encode
-from perdure.sdk.conditions import Condition, Signal, Waited, at, decoded, fired, signal, timer, until
+from perdure.sdk.conditions import Condition, Signal, Waited, at, decoded, fired, signal, timer, typed, until
 from perdure.sdk.durations import Duration, in_seconds
 from perdure.sdk.errors import InvalidDeclaration, PerdureError, Refused, ResultUndecodable, WaitTimedOut
 from perdure.sdk.execution import Execution
@@ -117,10 +117,12 @@ class Run(RunFacts):
     async def wait_signal(
         self, name: str, kind: Any = Any, *, timeout: Duration | None = None, key: str | None = None, hold: Duration | None = None
     ) -> Signal[Any]:
-        """The next signal of this name, its payload read as ``kind``; one that came before the wait counts. ``hold``: how long the pod is
-        kept. Raises WaitTimedOut, ResultUndecodable, RunCancelled."""
+        """The next signal of this name, its payload read as ``kind``; one that came before the wait counts. A signal whose payload is no
+        ``kind`` is dropped with the event SignalRejected, and the wait goes on; its timeout begins anew. ``hold``: how long the pod is
+        kept. Raises WaitTimedOut, RunCancelled."""
         wanted = signal(name, kind)
-        outcome = await until(self._here(), [wanted.condition()], name=name, timeout=timeout, key=key, hold=hold)
+        codecs = {0: wanted.codec}
+        outcome = await until(self._here(), [wanted.condition()], name=name, timeout=timeout, key=key, hold=hold, codecs=codecs)
         item = outcome.fired[0]
         return Signal(name=item.name, id=item.id, at=item.at, payload=decoded(wanted.codec, item))
 
@@ -133,13 +135,14 @@ class Run(RunFacts):
         key: str | None = None,
         hold: Duration | None = None,
     ) -> Waited:
-        """Waits for any or all of ``signal(…)``, ``timer(…)``, ``at(…)`` and children. A timeout is a result here, not an error."""
+        """Waits for any or all of ``signal(…)``, ``timer(…)``, ``at(…)`` and children. A timeout is a result here, not an error. A signal
+        that is not of its type is dropped, as by ``wait_signal``; ``timer(…)`` begins anew then, ``at(…)`` does not."""
         if not conditions:
             raise InvalidDeclaration("run.wait needs something to wait for")
         on = [condition.condition() for condition in conditions]
         name = name or "+".join(part.kind if part.kind == "timer" else f"{part.kind}.{part.name}" for part in on[:3])[:200]
         try:
-            outcome = await until(self._here(), on, mode=mode, name=name, timeout=timeout, key=key, hold=hold)
+            outcome = await until(self._here(), on, mode=mode, name=name, timeout=timeout, key=key, hold=hold, codecs=typed(conditions))
         except WaitTimedOut:
             return Waited(timed_out=True, fired=())
         return Waited(timed_out=False, fired=fired(conditions, outcome))

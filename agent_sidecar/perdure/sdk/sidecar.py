@@ -25,6 +25,12 @@ DEFAULT_PORT: Final = 4555
 GIVE_UP_SECONDS: Final = 60.0
 """How long an agent goes on without its sidecar before it ends."""
 
+_QUIET_SECONDS: Final = 0.5
+"""How much later than its agent a sidecar may be without a word."""
+_BY_HAND: Final = (
+    "no sidecar at %s (%s). An agent is not started by hand: `perdure dev -f FILE` starts it here, an AgentPool on a cluster, each with a "
+    "sidecar beside it. Trying for %.0f s"
+)
 _RECONNECT_SECONDS: Final = (0.02, 1.0)
 _RESEND_SECONDS: Final = (0.05, 2.0)
 _log = logging.getLogger("perdure")
@@ -36,6 +42,9 @@ class Address:
 
     socket: str | None = None
     port: int = DEFAULT_PORT
+
+    def __str__(self) -> str:
+        return self.socket or f"127.0.0.1:{self.port}"
 
     async def connect(self, client: asyncio.Protocol) -> None:
         loop = asyncio.get_running_loop()
@@ -104,12 +113,16 @@ class SidecarTransport:
 
     async def context(self) -> bytes:
         delay, since = _RECONNECT_SECONDS[0], self._loop.time()
+        silent = True
         while True:
             try:
                 status, body = await self._get("/v1/run")
             except OSError as error:
                 if self._loop.time() - since > self._give_up:
                     raise SidecarUnavailable(f"no sidecar at {self._address}: {error}") from error
+                if silent and self._loop.time() - since > _QUIET_SECONDS:
+                    silent = False
+                    _log.warning(_BY_HAND, self._address, error, self._give_up)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, _RECONNECT_SECONDS[1])
                 continue

@@ -8,15 +8,16 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from perdure.sdk import declared
 from perdure.sdk.codec import Codec, codec_of
 from perdure.sdk.errors import InvalidDeclaration
 
 _NAME = re.compile(r"[^/#=\x00-\x1f]{1,253}")
 
 
-def checked_name(name: str, what: str) -> str:
+def checked_name(name: object, what: str) -> str:
     """A name that can be part of a redo key. Raises InvalidDeclaration."""
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidDeclaration(f"{what} {name!r}: a name has 1 to 253 characters without '/', '#', '=' and control characters")
     return name
 
@@ -27,6 +28,7 @@ class Signature:
     __slots__ = ("_hints", "_parameters", "_result", "_simple", "fn", "is_async", "names", "what")
 
     def __init__(self, fn: Callable[..., Any], what: str) -> None:
+        declared.function(fn, what)
         self.fn = fn
         self.what = what
         self.is_async = inspect.iscoroutinefunction(fn)
@@ -60,6 +62,21 @@ class Signature:
         if self._result is None:
             self._result = codec_of(self._hint("return"))
         return self._result
+
+    @property
+    def resolved(self) -> bool:
+        """Whether its hints are known; else they are looked at when they are first used."""
+        return self._hints is not None
+
+    def hint(self, name: str) -> Any:
+        return self._hint(name)
+
+    def defaults(self) -> dict[str, Any]:
+        return {name: item.default for name, item in self._parameters.parameters.items() if item.default is not inspect.Parameter.empty}
+
+    def positional(self, name: str) -> bool:
+        """Whether ``name`` may be given by its position."""
+        return self._parameters.parameters[name].kind not in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
     def parameter(self, name: str) -> Codec[Any]:
         return codec_of(self._hint(name))

@@ -10,11 +10,12 @@ import asyncio
 import functools
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
 import msgspec
 
 from perdure import protocol
+from perdure.sdk import declared
 from perdure.sdk.calls import Durable, Work
 from perdure.sdk.codec import encode, fingerprint
 from perdure.sdk.durations import Duration, in_seconds
@@ -245,8 +246,13 @@ def step(
         own = checked_name(name or str(getattr(fn, "__name__", "step")), "step")
         if isinstance(fn, Step):
             raise InvalidDeclaration(f"step {own} is decorated twice")
+        if key is not None and not isinstance(key, str) and not callable(key):
+            raise InvalidDeclaration(f"step {own}: key is a string or a function of the arguments, not {key!r}")
+        declared.one_of(on_input_change, get_args(InputPolicy), f"step {own}: on_input_change")
         retry = RetryPolicy(retries, backoff, max_backoff, non_retryable)
         limit = None if timeout is None else in_seconds(timeout)
+        if limit is not None and limit <= 0:
+            raise InvalidDeclaration(f"step {own}: its timeout must be positive")
         return Step(Signature(fn, f"step {own}"), StepOptions(own, key, phase, limit, retry, on_input_change))
 
     return decorate if fn is None else decorate(fn)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, get_args, overload
 from uuid import uuid4
 
 import msgspec
 
+from perdure.sdk import declared
 from perdure.sdk.activities import ToolCall
 from perdure.sdk.calls import Durable, Work, dispatch
 from perdure.sdk.codec import encode, fingerprint
@@ -114,6 +115,35 @@ class Tool(Durable[P, C, R]):
         return {name: value for name, value in given.items() if name not in self._options.ignore or _has_json(value)}
 
 
+def _check(signature: Signature, options: ToolOptions) -> None:
+    """Raises InvalidDeclaration for what could not work in any call."""
+    what = signature.what
+    if options.timeout <= 0:
+        raise InvalidDeclaration(f"{what}: its timeout must be positive")
+    declared.one_of(options.effect, get_args(EffectClass), f"{what}: effect")
+    declared.one_of(options.on_unknown, get_args(UnknownPolicy), f"{what}: on_unknown")
+    declared.count(options.retries, f"{what}: retries")
+    declared.count(options.occurrence, f"{what}: occurrence")
+    declared.exceptions(options.not_executed, f"{what}: not_executed")
+    declared.exceptions(options.rejected, f"{what}: rejected")
+    declared.names(options.scope or (), f"{what}: scope")
+    declared.names(options.ignore, f"{what}: ignore")
+    if not options.ledger and options.effect != "read_only":
+        raise InvalidDeclaration(f"{what}: only a tool with effect='read_only' may go without the ledger")
+    missing = [part for part in (options.scope or ()) if not signature.has(part) or part == options.key_parameter]
+    if missing:
+        raise InvalidDeclaration(f"{what}: its scope names {', '.join(missing)}, which it has no parameter for")
+    for name, default in signature.defaults().items():
+        # Every call that does not give it would send it.
+        if name not in (options.key_parameter, *options.ignore) and not isinstance(default, RunFacts):
+            try:
+                encode(default)
+            except NotEncodable as error:
+                raise InvalidDeclaration(
+                    f"{what}: the default of {name} has no JSON form: {error}; ignore=({name!r},) leaves it out"
+                ) from error
+
+
 def _has_json(value: object) -> bool:
     try:
         encode(value)
@@ -166,18 +196,17 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, ti
     function raises.
     """
     seconds = in_seconds(timeout)
-    if seconds <= 0:
-        raise InvalidDeclaration("the timeout of a tool must be positive")
-    if not options.get("ledger", True) and options.get("effect") != "read_only":
-        raise InvalidDeclaration("only a tool with effect='read_only' may go without the ledger")
 
     def decorate(fn: Callable[..., Any]) -> Tool[..., Any, Any]:
         own = checked_name(name or str(getattr(fn, "__name__", "tool")), "tool")
+        if isinstance(fn, Tool):
+            raise InvalidDeclaration(f"tool {own} is decorated twice")
         signature = Signature(fn, f"tool {own}")
-        made = ToolOptions(name=own, timeout=seconds, **options)
-        missing = [part for part in (made.scope or ()) if not signature.has(part)]
-        if missing:
-            raise InvalidDeclaration(f"tool {own}: its scope names {', '.join(missing)}, which it has no parameter for")
+        try:
+            made = ToolOptions(name=own, timeout=seconds, **options)
+        except TypeError as error:
+            raise InvalidDeclaration(f"tool {own}: {str(error).removeprefix('ToolOptions.__init__() ')}") from None
+        _check(signature, made)
         return Tool(signature, made)
 
     return decorate if fn is None else decorate(fn)

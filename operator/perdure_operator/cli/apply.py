@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from perdure_operator.cli.client import Client, NotFound
@@ -27,13 +28,13 @@ def apply(client: Client, loaded: list[Loaded]) -> Iterator[Applied]:
         yield submit(client, item.namespace, *_request(item, run))
 
 
-def pool_names(loaded: Iterable[Loaded]) -> dict[str, Loaded]:
-    """Which manifest each pool comes from, implicit ones too, by namespace/name."""
+def pool_folders(loaded: Iterable[Loaded]) -> dict[str, Path]:
+    """The folder of the manifest that each pool comes from, implicit ones too, by namespace/name."""
     found = {item.full_name: item for item, _ in pools(loaded)}
     for item, run in runs(loaded):
         if run.spec.agent.template is not None:
             found[f"{item.namespace}/{implicit_pool(run.spec.agent.template)[0]}"] = item
-    return found
+    return {pool: item.file.absolute().parent for pool, item in found.items()}
 
 
 def submit(client: Client, namespace: str, name: str, body: dict[str, Any], key: str) -> Applied:

@@ -44,8 +44,11 @@ class LocalConnection(Connection):
         return lambda pod_id: (state.pod_name(UUID(pod_id)) if state is not None else None) or pod_id[:8]
 
     def apply(self, loaded: list[Loaded], *, store_only: bool) -> Iterator[Applied]:
-        from perdure_operator.cli.apply import apply
+        from perdure_operator.cli.apply import apply, pool_folders
 
+        if self.state is not None:
+            # Before the pools: their commands run in the folder of the file.
+            self.state.add_folders(pool_folders(loaded))
         return apply(self._client, loaded)
 
     def submit(self, namespace: str, name: str, spec: dict[str, Any], *, store_only: bool) -> Applied:

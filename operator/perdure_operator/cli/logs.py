@@ -18,7 +18,7 @@ import typer
 from perdure_operator.cli.client import ApiError, Client
 from perdure_operator.cli.connection import Lease, LogGone
 from perdure_operator.cli.context import Follow, Namespace, RunName, connect
-from perdure_operator.cli.story import PodName, clock
+from perdure_operator.cli.story import PodName, clock, plain
 from perdure_operator.cli.views import EventView
 
 ENDS = frozenset(
@@ -40,6 +40,8 @@ def logs(
     view = connection.client.run(place, name)
     place = view.namespace
     pod_name = connection.pod_names(view.pool)
+    if view.epoch == 0:
+        typer.echo(f"(no worker has had {name} yet: {plain(view.message or view.reason, 500)})", err=True)
     found = _followed if follow else _past
     ended_line, printed = True, Counter[str]()
     for number, lease in enumerate(found(connection.client, place, view.run_id, view.pool)):

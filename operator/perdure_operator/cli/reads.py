@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any
 
@@ -110,10 +111,12 @@ def why(run: RunName, namespace: Namespace = None, output: Format = Output.TABLE
     place, name = connection.split(run, namespace)
     answer = connection.client.get(run_path(place, name, "why"))
 
-    def command(verb: str) -> str:
-        return f"{choice().program} {verb}" + ("" if place == connection.default_namespace else f" -n {place}")
+    show(output, answer, lambda: render.why(read(WhyView, answer), name, _pod_name(connection, place, name), _command(connection, place)))
 
-    show(output, answer, lambda: render.why(read(WhyView, answer), name, _pod_name(connection, place, name), command))
+
+def _command(connection: Connection, namespace: str) -> Callable[[str], str]:
+    """The beginning of a command line for a verb, to be told to a person."""
+    return lambda verb: f"{choice().program} {verb}" + ("" if namespace == connection.default_namespace else f" -n {namespace}")
 
 
 def _pod_name(connection: Connection, namespace: str, run: str) -> PodName:
@@ -156,8 +159,14 @@ def _print_event(pod_name: PodName, event: EventView, output: Output) -> None:
 def ledger(run: RunName, namespace: Namespace = None, output: Format = Output.TABLE) -> None:
     """The effects of a run: which calls to the outside happened, and which nobody knows about."""
     connection = connect()
-    answer = connection.client.get(run_path(*connection.split(run, namespace), "ledger"))
-    show(output, answer, lambda: render.ledger(read(list[LedgerView], answer["items"]), wide=output is Output.WIDE))
+    place, name = connection.split(run, namespace)
+    answer = connection.client.get(run_path(place, name, "ledger"))
+    entries = read(list[LedgerView], answer["items"])
+    show(output, answer, lambda: render.ledger(entries, wide=output is Output.WIDE))
+    if output in (Output.TABLE, Output.WIDE) and any(entry.state == "UNKNOWN" for entry in entries):
+        asked = render.questions(connection.client.run(place, name), _command(connection, place))
+        if asked:
+            render.console().print(asked)
 
 
 def journal(run: RunName, namespace: Namespace = None, output: Format = Output.TABLE) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -16,7 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from perdure_operator.cli.story import PodName, PodNames, age, clock, plain, tell
-from perdure_operator.cli.views import EventView, JournalView, LedgerView, PoolView, RunView, WhyView
+from perdure_operator.cli.views import EventView, JournalView, LedgerView, PoolView, RunView, WaitingFor, WhyView
 
 STYLES = {
     "Pending": "yellow",
@@ -86,7 +86,7 @@ def waiting(run: RunView) -> str:
     """What it waits for, or why it does not run."""
     if run.terminal:
         return str(run.error) if run.error and run.state == "Failed" else ""
-    if run.waiting_for:
+    if run.waiting_for and not run.parked:
         more = len(run.waiting_for) - 1
         return str(run.waiting_for[0]) + (f" +{more}" if more else "")
     return (run.message or run.reason) if run.state in ("Pending", "Suspended") else ""
@@ -131,9 +131,10 @@ def pools(found: Iterable[PoolView], *, with_namespace: bool = False) -> Table:
         capacity = pool.spec.get("capacity") or {}
         counts = [str(n) for n in (pool.runnable, pool.idle, pool.starting, pool.leased)]
         warm = f"{capacity.get('minIdle', 0)}..{capacity.get('maxIdle', '')}"
-        return [pool.pool if with_namespace else pool.pool.partition("/")[2], *counts, warm, str(capacity.get("maxPods", ""))]
+        trouble = plain(pool.trouble.message, 100) if pool.trouble else ""
+        return [pool.pool if with_namespace else pool.pool.partition("/")[2], *counts, warm, str(capacity.get("maxPods", "")), trouble]
 
-    return table(("NAME", "WAITING-RUNS", "IDLE", "STARTING", "LEASED", "WARM", "MAX"), map(row, found))
+    return table(("NAME", "WAITING-RUNS", "IDLE", "STARTING", "LEASED", "WARM", "MAX", "TROUBLE"), map(row, found))
 
 
 def events(found: Iterable[EventView], pod_name: PodName) -> Table:
@@ -144,13 +145,19 @@ def event_row(pod_name: PodName) -> Callable[[EventView], list[str | Text]]:
     return lambda e: [str(e.seq), clock(e.at), str(e.epoch), e.kind, tell(e, pod_name)]
 
 
+def questions(run: RunView, command: Callable[[str], str]) -> Text:
+    """Which calls a person must decide about, and where it is said how. Empty if there is none."""
+    asked = ", ".join(wait.tool for wait in run.waiting_for or [] if wait.tool)
+    return Text(f"a person must decide what became of {plain(asked)}: {command('why')} {run.name}") if asked else Text()
+
+
 def ledger(found: Iterable[LedgerView], *, wide: bool = False) -> Table:
     def row(entry: LedgerView) -> list[str | Text]:
         key = entry.key if wide else entry.key[:12]
-        ref = entry.provider_ref or (str(entry.error) if entry.error else "")
-        return [key, entry.tool, entry.effect, phase(entry.state), str(entry.attempts), entry.step or "", ref]
+        ends = [plain(entry.receipt, 200 if wide else 40), entry.provider_ref or "", plain(entry.error or "", 200 if wide else 60)]
+        return [key, entry.tool, entry.effect, phase(entry.state), str(entry.attempts), entry.step or "", *ends]
 
-    return table(("KEY", "TOOL", "EFFECT", "STATE", "ATTEMPTS", "STEP", "PROVIDER-REF"), map(row, found))
+    return table(("KEY", "TOOL", "EFFECT", "STATE", "ATTEMPTS", "STEP", "RECEIPT", "PROVIDER-REF", "ERROR"), map(row, found))
 
 
 def journal(found: Iterable[JournalView]) -> Table:
@@ -184,14 +191,38 @@ def why(view: WhyView, run: str, pod_name: PodName, command: Callable[[str], str
     """State, reason, and for each wait what would end it. The pod has the name that the other commands call it by. ``command``: the
     beginning of a command line for a verb."""
     lines = [Text.assemble(phase(view.state), f" for {age(view.since)}" if view.since else "")]
-    if not view.waiting_for and (view.reason or view.message):
+    if (view.paused_by or not view.waiting_for) and (view.reason or view.message):
         message = _POD.sub(lambda found: f"pod {pod_name(found[1])}", view.message)
         lines.append(Text(plain(": ".join(p for p in (view.reason, message) if p), 1000)))
+    lines += [Text(f"    {plain(line)}", style="dim") for line in view.pool_trouble.last_words] if view.pool_trouble else []
+    if view.paused_by and view.state != "Suspended":
+        lines.append(Text("  a pause is requested"))
+    for by in view.paused_by:
+        lines.append(_way("to resume it", "set spec.desiredState: Running" if by == "spec" else f"{command('resume')} {run}"))
     for wait in view.waiting_for:
-        parts = [f"waits for {wait}", f"for {age(wait.since)}" if wait.since else "", f"due {clock(wait.at)}" if wait.at else ""]
-        lines.append(Text("  " + plain(", ".join(p for p in parts if p))))
-        if wait.kind == "signal":
-            lines.append(Text(plain(f"    to send it: {command('signal')} {run} {wait.name}"), style="dim"))
-        elif wait.kind == "child_done":
-            lines.append(Text(plain(f"    to see it:  {command('why')} {wait.name}"), style="dim"))
+        what = f"waits for {wait}"
+        if wait.call is not None:
+            what = f"a person must decide: nobody knows whether {plain(wait.call, 400)} happened"
+        parts = [what, f"for {age(wait.since)}" if wait.since else "", f"due {clock(wait.at)}" if wait.at else ""]
+        lines.append(Text("  " + plain(", ".join(p for p in parts if p), 500)))
+        lines += _ways(wait, run, command)
     return Text("\n").join(lines)
+
+
+def _way(what: str, how: str) -> Text:
+    return Text(f"    {what}: {plain(how, 1000)}", style="dim")
+
+
+def _ways(wait: WaitingFor, run: str, command: Callable[[str], str]) -> Iterator[Text]:
+    """How to end a wait."""
+    send = f"{command('signal')} {run} {wait.name}"
+    if (call := wait.call) is not None:
+        where = f", in step {call.step}" if call.step else ""
+        yield _way("the call   ", f"effect {call.key}, attempt {call.attempts}{where}" + (f"; {call.error}" if call.error else ""))
+        yield _way("it happened", f"""{send} '{{"happened": true, "response": RESPONSE}}'""")
+        yield _way("RESPONSE   ", f"what {call.tool} would have returned, as JSON; null if nothing")
+        yield _way("it did not ", f"""{send} '{{"happened": false}}' (then it is done again)""")
+    elif wait.kind == "signal":
+        yield _way("to send it", send)
+    elif wait.kind == "child_done":
+        yield _way("to see it", f"{command('why')} {wait.name}")

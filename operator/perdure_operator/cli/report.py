@@ -95,14 +95,12 @@ def _did(
     at = {event.data["key"]: event.at for event in events if isinstance(event.data, dict) and event.data.get("key")}
     steps = [entry for entry in journal if entry.kind == "step"]
     waits = list(_waits(events))
-    receipts = {event.data["key"]: event.payload for event in events if event.kind == "activity.succeeded" and event.payload is not None}
     step_rows: list[Row] = [
         [clock(at.get(step.key)), step.name or step.key, render.phase(step.state), str(step.error or "")] for step in steps
     ]
     yield from _table("steps", ("AT", "STEP", "STATE", "ERROR"), step_rows, room)
     effect_rows: list[Row] = [
-        [clock(at.get(entry.key)), entry.tool, render.phase(entry.state), str(entry.attempts), _receipt(entry, receipts)]
-        for entry in ledger
+        [clock(at.get(entry.key)), entry.tool, render.phase(entry.state), str(entry.attempts), _receipt(entry)] for entry in ledger
     ]
     yield from _table("effects", ("AT", "TOOL", "STATE", "ATTEMPTS", "RECEIPT"), effect_rows, room)
     child_rows: list[Row] = [[run.name, render.phase(run.phase), str(run.steps), str(run.error or "")] for run in children]
@@ -124,11 +122,8 @@ def _table(what: str, columns: Sequence[str], rows: Sequence[Row], room: int | N
         yield Text(f"  and {len(rows) - room} more: -o wide", style="dim")
 
 
-def _receipt(entry: LedgerView, receipts: dict[str, Any]) -> str:
-    if entry.error is not None:
-        return str(entry.error)
-    receipt = entry.provider_ref or (json.dumps(receipts[entry.key], ensure_ascii=False) if entry.key in receipts else "")
-    return plain(receipt, 80)
+def _receipt(entry: LedgerView) -> str:
+    return plain(entry.error or entry.provider_ref or entry.receipt, 80)
 
 
 def _waits(events: Sequence[EventView]) -> Iterator[Wait]:

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from perdure_operator.cli.apply import apply, pool_names
+from perdure_operator.cli.apply import apply, pool_folders
 from perdure_operator.cli.client import Client, Unavailable
 from perdure_operator.cli.context import FAILED
 from perdure_operator.cli.follow import Follower, News
@@ -31,10 +31,9 @@ async def run(state: StateDir, loaded: list[Loaded], *, once: bool, max_pods: in
     # What libraries log would tear the screen apart.
     logging.basicConfig(filename=state.logs / "dev.log", level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     stop = _signals()
-    folders = {pool: item.file.absolute().parent for pool, item in pool_names(loaded).items()}
     with view(f"perdure dev · {state.path}") as shown:
         tokens = LocalTokens(make_secret(state.secret))
-        machine = Dev(state, tokens, folders=folders, limits=Limits.of_machine(max_pods), environ=os.environ, say=shown.say)
+        machine = Dev(state, tokens, folders=pool_folders(loaded), limits=Limits.of_machine(max_pods), environ=os.environ, say=shown.say)
         work = asyncio.create_task(_work(machine, loaded, shown, once=once))
         asked = asyncio.create_task(stop.wait())
         try:

@@ -15,6 +15,7 @@ PodName = Callable[[str], str]
 PodNames = Callable[[str], PodName]
 """The same for the pods of a pool (namespace/name)."""
 
+_QUESTION = re.compile(r"\bsignal effect:([0-9a-f]{12})[0-9a-f]{52}:[0-9]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -29,7 +30,8 @@ def tell(event: EventView, pod_name: PodName) -> str:
     data: dict[str, Any] = event.data if isinstance(event.data, dict) else {}
     text = _TOLD.get(event.kind)
     if text is not None:
-        return plain(text(_Data(data, event.epoch, pod_name)))
+        said = event.payload if event.kind.startswith("agent.") and isinstance(event.payload, dict) else {}
+        return plain(_QUESTION.sub(r"a decision about the call \1", text(_Data(data | said, event.epoch, pod_name))))
     if event.kind.startswith("agent."):
         payload = "" if event.payload is None else f" {json.dumps(event.payload, ensure_ascii=False)}"
         return plain(f"says {event.kind.removeprefix('agent.')}{payload}")
@@ -99,7 +101,7 @@ _TOLD: dict[str, Callable[[_Data], str]] = {
     "wait.opened": lambda d: f"waits for {d.condition()}",
     "wait.satisfied": lambda d: f"its wait is satisfied by {d.condition()}",
     "wait.timed_out": lambda _: "its wait timed out",
-    "signal.received": lambda d: f"got the signal {d['name']}",
+    "signal.received": lambda d: f"got the signal {d['name']}".replace("the signal effect:", "signal effect:"),
     "child.spawned": lambda d: f"started the child {d['child']} in pool {d['pool']}",
     "child.done": lambda d: f"its child {d['child']} is {d['status']}",
     "activity.started": lambda d: f"calls {d['tool']}" + (f" (attempt {d['attempt']})" if d["attempt"] not in ("", "1") else ""),
@@ -110,6 +112,9 @@ _TOLD: dict[str, Callable[[_Data], str]] = {
     "activity.resolved": lambda d: f"{d['tool']} is found to be {d['state']}",
     "activity.evidence": lambda d: f"late news of {d['tool']}: {d['state']}",
     "activity.duplicate_effect": lambda d: f"{d['tool']} HAPPENED TWICE",
+    "agent.EffectUnknown": lambda d: f"asks a person whether {d['tool']} happened (call {d['key'][:12]})",
+    "agent.SignalRejected": lambda d: f"dropped the signal {d['signal']} {d['payload']}: no {d['expected']}: {d['reason']}; waits on",
+    "agent.AnswerRefused": lambda d: f"refused an answer about {d['tool']}: {d['reason']}; expected {d['expected']}; asks again",
     "checkpoint.saved": lambda d: f"checkpoint ({d['type']})",
 }
 

@@ -16,23 +16,33 @@ from perdure_operator.cli.context import USAGE, Format, Namespace, RunName, conn
 from perdure_operator.cli.render import Output
 from perdure_operator.cli.story import plain
 
-JSON_HELP = "JSON, or @FILE, or - for standard input. Text that is not JSON is sent as a string."
+JSON_HELP = 'JSON, or @FILE, or - for standard input. Other text is sent as a string; what begins with { [ or " must be JSON.'
 
 
 def payload(text: str | None) -> Any:
-    """The value of a JSON argument. Exits with 2 when a file that it names is not JSON."""
+    """The value of a JSON argument. Exits with 2 when it looks like JSON and is none, or a file that it names holds none."""
     if text is None:
         return None
     if text != "-" and not text.startswith("@"):
         try:
             return json.loads(text)
-        except ValueError:
-            return text
+        except json.JSONDecodeError as error:
+            if not text.lstrip().startswith(("{", "[", '"')):
+                return text
+            fail(f"this is not JSON: {error}\n{_pointed(text, error)}", 'For the shell, JSON is quoted: \'{"by": "me"}\'', USAGE)
     source = "standard input" if text == "-" else text[1:]
     try:
         return json.loads(sys.stdin.read() if text == "-" else Path(source).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         fail(f"{source} does not hold JSON: {error}", code=USAGE)
+
+
+def _pointed(text: str, error: json.JSONDecodeError) -> str:
+    """The line with the mistake, and a mark below it."""
+    line = text.splitlines()[error.lineno - 1] if text.splitlines()[error.lineno - 1 :] else ""
+    start = max(0, error.colno - 41)
+    shown = plain(line[start : start + 80])
+    return f"  {shown}\n  {' ' * (error.colno - 1 - start)}^"
 
 
 def signal(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -13,23 +14,43 @@ class View(msgspec.Struct, rename="camel", frozen=True):
     """Base of the answers."""
 
 
-class WaitingFor(View, frozen=True):
-    kind: str
-    name: str = ""
-    at: str | None = None
-    since: str | None = None
-    key: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind.replace('_', ' ')} {self.name}".strip()
-
-
 class ErrorView(View, frozen=True):
     type: str = ""
     message: str = ""
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
+
+
+class CallView(View, frozen=True):
+    """A call of which nobody knows whether it happened."""
+
+    key: str
+    tool: str
+    effect: str = ""
+    step: str | None = None
+    attempts: int = 1
+    error: ErrorView | None = None
+    arguments: Any = None
+
+    def __str__(self) -> str:
+        given = self.arguments if isinstance(self.arguments, dict) else {}
+        return f"{self.tool}({', '.join(f'{name}={json.dumps(value, ensure_ascii=False)}' for name, value in given.items())})"
+
+
+class WaitingFor(View, frozen=True):
+    """``tool``: the signal is a person's answer about a call of this tool; ``call``: which one."""
+
+    kind: str
+    name: str = ""
+    at: str | None = None
+    since: str | None = None
+    key: str = ""
+    tool: str = ""
+    call: CallView | None = None
+
+    def __str__(self) -> str:
+        return f"decision about {self.tool}" if self.tool else f"{self.kind.replace('_', ' ')} {self.name}".strip()
 
 
 class Children(View, frozen=True):
@@ -102,11 +123,23 @@ class EventView(View, frozen=True):
     payload: Any = None
 
 
+class TroubleView(View, frozen=True):
+    """Why pods of a pool fail. ``last_words``: the end of the log of the last one, where it is at hand."""
+
+    reason: str = ""
+    message: str = ""
+    last_words: list[str] = []
+    failures: int = 0
+    next_try: str | None = None
+
+
 class WhyView(View, frozen=True):
     state: str
     reason: str = ""
     message: str = ""
     since: str | None = None
+    paused_by: list[str] = []
+    pool_trouble: TroubleView | None = None
     waiting_for: list[WaitingFor] = []
 
 
@@ -119,8 +152,16 @@ class LedgerView(View, frozen=True):
     attempts: int = 0
     step: str | None = None
     provider_ref: str | None = None
+    response: Any = msgspec.UNSET
     policy: str = ""
     error: ErrorView | None = None
+
+    @property
+    def receipt(self) -> str:
+        """What the call returned, empty if there is none."""
+        if self.state != "SUCCEEDED":
+            return ""
+        return "(large)" if self.response is msgspec.UNSET else json.dumps(self.response, ensure_ascii=False)
 
 
 class JournalView(View, frozen=True):
@@ -142,3 +183,4 @@ class PoolView(View, frozen=True):
     starting: int = 0
     leased: int = 0
     spec: dict[str, Any] = {}
+    trouble: TroubleView | None = None

@@ -70,8 +70,6 @@ class WorkerPods:
             self._fleet.failed(meta["annotations"][POOL_ANNOTATION], *trouble)
             await self._resources.retire([pod_id])
             self._wrote()
-        elif _ready(pod):
-            self._fleet.worked(meta["annotations"][POOL_ANNOTATION])
         return None
 
     async def deleted(self, last: Json) -> None:
@@ -128,8 +126,3 @@ def trouble_of(pod: Json) -> tuple[str, str] | None:
         if waiting.get("reason") in IMAGE_TROUBLES:
             return waiting["reason"], waiting.get("message") or f"container {container['name']} cannot start"
     return None
-
-
-def _ready(pod: Json) -> bool:
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    return any(c["name"] == AGENT_CONTAINER and "running" in (c.get("state") or {}) for c in statuses)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
-from perdure_operator.services.why import why_pending
-from perdure_operator.store.reads import EventRow, Row
+from perdure.protocol import asked_about
+from perdure_operator.services.why import in_words, paused_by
+from perdure_operator.store.payload import in_place
+from perdure_operator.store.reads import Call, EventRow, Row
 
 
 class RunView(Struct, rename="camel", kw_only=True):
@@ -34,12 +37,13 @@ class RunView(Struct, rename="camel", kw_only=True):
     finished_at: str | None
     deadline_at: str | None
     waiting_for: list[dict[str, Any]]
-    result: Raw | None
+    result: Raw | UnsetType | None
     error: dict[str, Any] | None
     last_seq: int
     steps: int
     cancel_requested: bool
     paused: bool
+    paused_by: list[str]
     priority: int
     labels: dict[str, str]
     children: dict[str, int]
@@ -50,12 +54,9 @@ def _time(value: datetime | None) -> str | None:
 
 
 def run_view(row: Row, result: bytes | None = None) -> RunView:
-    """``result``: the output's JSON, when it was read."""
-    reason, message = row["reason"], row["message"]
-    if row["state"] == "Pending":
-        reason, message = why_pending(row)
-    elif row["state"] == "Running":
-        message = f"runs on pod {row['holder']}"
+    """``result``: the output's JSON, when it was read. Without it a large one is left out: that is not the same as none."""
+    reason, message = in_words(row)
+    paused = paused_by(row)
     return RunView(
         run_id=str(row["run_id"]),
         namespace=row["namespace"],
@@ -81,31 +82,45 @@ def run_view(row: Row, result: bytes | None = None) -> RunView:
             {k: v for k, v in item.items() if v is not None}
             for item in (msgspec.json.decode(row["waiting_for"]) if row["waiting_for"] else [])
         ],
-        result=Raw(result) if result is not None else None,
+        result=_result(row["result"], result),
         error=msgspec.json.decode(row["error"]) if row["error"] else None,
         last_seq=row["last_seq"],
         steps=row["steps"],
         cancel_requested=row["cancel_requested"],
-        paused=row["paused"] or row["spec_paused"],
+        paused=bool(paused),
+        paused_by=paused,
         priority=row["priority"],
         labels=msgspec.json.decode(row["labels"]),
         children={"active": row["children_active"], "succeeded": row["children_succeeded"], "failed": row["children_failed"]},
     )
 
 
-def why(view: RunView) -> dict[str, Any]:
-    """W6: what the run waits for, since when, and what would wake it; or why it does not run."""
+def _result(stored: bytes | None, read: bytes | None) -> Raw | UnsetType | None:
+    if stored is None:
+        return None
+    found = in_place(stored) if read is None else read
+    return UNSET if found is None else Raw(found)
+
+
+def why(view: RunView, calls: Sequence[Call] = (), trouble: dict[str, Any] | None = None) -> dict[str, Any]:
+    """W6: what the run waits for, since when, and what would wake it; or why it does not run. ``calls``: those that a person is asked
+    about; ``trouble``: why the pool has no pod for it."""
+    about = {call.key: call for call in calls}
     return {
         "name": view.name,
         "state": view.state,
         "reason": view.reason,
-        "message": ("paused; resume it to go on" if view.paused and view.state == "Suspended" else "")
-        or view.message
-        or (view.error or {}).get("message", ""),
+        "message": view.message or (view.error or {}).get("message", ""),
         "since": view.state_since,
-        "waitingFor": view.waiting_for,
+        "pausedBy": view.paused_by,
+        "poolTrouble": trouble,
+        "waitingFor": [wait | {"call": about[key]} if (key := _asked(wait)) in about else wait for wait in view.waiting_for],
         "deadlineAt": view.deadline_at,
     }
+
+
+def _asked(wait: dict[str, Any]) -> str | None:
+    return asked_about(wait["name"]) if wait["kind"] == "signal" else None
 
 
 def event_view(event: EventRow) -> dict[str, Any]:
@@ -116,11 +131,16 @@ def event_view(event: EventRow) -> dict[str, Any]:
 
 
 def record(row: Row) -> dict[str, Any]:
-    """A ledger or journal row in camelCase; JSON columns decoded, empty ones left out."""
+    """A ledger or journal row in camelCase; JSON columns decoded, empty ones left out, and responses that are not at hand with the row."""
     view: dict[str, Any] = {}
     for name, value in row.items():
         if value is None:
             continue
         head, *rest = name.split("_")
-        view[head + "".join(word.capitalize() for word in rest)] = msgspec.json.decode(value) if name in ("data", "error") else value
+        shown = head + "".join(word.capitalize() for word in rest)
+        if name == "response":
+            if (small := in_place(value)) is not None:
+                view[shown] = Raw(small)
+        else:
+            view[shown] = msgspec.json.decode(value) if name in ("data", "error") else value
     return view

@@ -74,7 +74,7 @@ class Dev:
     ) -> None:
         self.state = state
         self._tokens, self._limits, self._environ, self._say = tokens, limits, environ, say
-        self._folders = {**state.folders(), **folders}
+        self._folders = folders
         self._stack = contextlib.AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
         self._gateways: list[LocalGateway] = []
@@ -92,7 +92,7 @@ class Dev:
     async def _start(self) -> Session:
         previous = self.state.session()
         self.state.compact()
-        self.state.write_folders(self._folders)
+        self.state.add_folders(self._folders)
         leash = await Leash.start()
         self._stack.push_async_callback(leash.release)
         self._watch(self._guard(leash))
@@ -120,7 +120,7 @@ class Dev:
 
         starter = LocalPods(
             self.state, leash=leash, tokens=self._tokens, gateways=urls, runtime_dir=runtime,
-            folders=self._folders, environ=self._environ, say=self._say,
+            environ=self._environ, say=self._say,
         )  # fmt: skip
         fleet = Fleet(store, starter, limit=self._limits.max_pods, parallel=self._limits.parallel, say=self._say)
         self._stack.push_async_callback(fleet.close, STOP_SECONDS)

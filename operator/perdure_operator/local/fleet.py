@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
@@ -20,6 +19,7 @@ from perdure_operator.domain.errors import PerdureError
 from perdure_operator.local.processes import PodExit
 from perdure_operator.services.capacity import Need, decide
 from perdure_operator.services.polling import Kick
+from perdure_operator.services.trouble import Told, Trouble, tell
 from perdure_operator.store.store import PoolDemand
 
 TICK_SECONDS = 0.1
@@ -27,10 +27,9 @@ STORE_PAUSE = 1.0
 """Seconds between two tries while the store does not answer."""
 RETIRE_SECONDS = 10.0
 """A pod that was told to retire is stopped after so long."""
-FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 
 
-class Capacity(Protocol):
+class Capacity(Told, Protocol):
     """What the fleet needs of the store. Methods raise PerdureError while it is unavailable."""
 
     async def pool_demand(self) -> list[PoolDemand]: ...
@@ -70,21 +69,6 @@ class PodStarter(Protocol):
     def ended(self, pod: Pod, exit_: PodExit) -> list[str]: ...
 
 
-@dataclass
-class _Backoff:
-    """A pool that breaks. Until ``until`` (monotonic seconds) nothing is started; then one pod at a time."""
-
-    failures: int = 0
-    until: float = 0.0
-    last_words: list[str] = field(default_factory=list)
-
-    def failed(self, now: float) -> float:
-        self.failures += 1
-        pause = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** (self.failures - 1))
-        self.until = now + pause
-        return pause
-
-
 class Fleet:
     """Runs :func:`decide` against the machine. ``say`` tells a person what happens to pods."""
 
@@ -97,7 +81,7 @@ class Fleet:
         self._say, self._now = say, now
         self._pods: dict[UUID, Pod] = {}
         self._watchers: set[asyncio.Task[None]] = set()
-        self._backoff: dict[str, _Backoff] = {}
+        self._troubles: dict[str, Trouble] = {}
         self._retiring: dict[UUID, float] = {}
         self._untold: dict[UUID, str] = {}
         self._changed = Kick()
@@ -127,6 +111,10 @@ class Fleet:
         for pod_id, reason in list(self._untold.items()):
             await self._tell_gone(pod_id, reason)
         demand = await self._capacity.pool_demand()
+        for pool in demand:
+            if (pool.idle or pool.leased) and pool.pool in self._troubles:
+                self._troubles[pool.pool].over = True
+        await tell(self._capacity, demand, self._troubles)
         await self._end_retiring(demand)
         live = dict.fromkeys((pool.pool for pool in demand), 0)
         for pod in self._pods.values():
@@ -150,7 +138,7 @@ class Fleet:
 
     def _caps(self, demand: list[PoolDemand]) -> dict[str, int]:
         now, starting = self._now(), {pool.pool: pool.starting for pool in demand}
-        return {name: 0 if now < backoff.until or starting.get(name) else 1 for name, backoff in self._backoff.items() if backoff.failures}
+        return {name: 0 if now < trouble.until or starting.get(name) else 1 for name, trouble in self._troubles.items()}
 
     async def _start(self, pool: PoolDemand) -> None:
         pod_id = uuid4()
@@ -163,7 +151,7 @@ class Fleet:
             pod = await self._starter.start(pod_id, pool.pool, pool.spec)
         except (PerdureError, OSError) as error:
             await self._tell_gone(pod_id, "NotStarted")
-            self._failed(pool.pool, f"cannot start a pod: {error}", [error.advice] if isinstance(error, PerdureError) else [])
+            self._failed(pool.pool, "NotStarted", f"cannot start a pod: {error}", [error.advice] if isinstance(error, PerdureError) else [])
             return
         self._pods[pod_id] = pod
         watcher = asyncio.create_task(self._watch(pod))
@@ -177,20 +165,19 @@ class Fleet:
         self._pods.pop(pod.pod_id, None)
         self._retiring.pop(pod.pod_id, None)
         if exit_.clean:
-            self._backoff.pop(pod.pool, None)
+            self._troubles.pop(pod.pool, None)
         elif not exit_.stopped:
             what = f"{pod.name}: {exit_.words} after {exit_.seconds:.1f} s" + ("; its run is queued again" if lost else "")
             if (lost and not exit_.broken) or (exit_.superseded and not lost):
                 self._say(what)
             else:
-                self._failed(pod.pool, what, last_words)
+                self._failed(pod.pool, exit_.reason, what, last_words)
         self._changed()
 
-    def _failed(self, pool: str, what: str, last_words: list[str]) -> None:
-        backoff = self._backoff.setdefault(pool, _Backoff())
-        pause = backoff.failed(self._now())
-        lines = [f"    {line}" for line in last_words if last_words != backoff.last_words]
-        backoff.last_words = last_words
+    def _failed(self, pool: str, reason: str, what: str, last_words: list[str]) -> None:
+        trouble = self._troubles.setdefault(pool, Trouble())
+        lines = [f"    {line}" for line in last_words if last_words != trouble.last_words]
+        pause = trouble.failed(reason, what, last_words, now=self._now())
         self._say("\n".join([f"pool {pool}: {what}; next try in {pause:.0f} s", *lines]))
 
     async def _tell_gone(self, pod_id: UUID, reason: str) -> list[UUID]:

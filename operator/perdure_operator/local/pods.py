@@ -35,14 +35,14 @@ class PodTokens(Protocol):
 
 
 class LocalPods:
-    """The fleet's starter of pods. ``folders``: the folder of each pool's manifest, looked up at each start."""
+    """The fleet's starter of pods. A pool's manifest is where the state folder says, looked up at each start: `submit` may add to it."""
 
     def __init__(
         self, state: StateDir, *, leash: Leash, tokens: PodTokens, gateways: Sequence[str], runtime_dir: Path,
-        folders: Mapping[str, Path], environ: Mapping[str, str], say: Callable[[str], None],
+        environ: Mapping[str, str], say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._state, self._leash, self._tokens = state, leash, tokens
-        self._gateways, self._runtime, self._folders = gateways, runtime_dir, folders
+        self._gateways, self._runtime = gateways, runtime_dir
         self._environ, self._say = environ, say
         self._noted: set[str] = set()
         self._last: dict[str, int] = {}
@@ -61,7 +61,7 @@ class LocalPods:
         base = base if namespace == "default" else f"{namespace}-{base}"
         name = f"{base}-{self._last.get(base, 0) + 1}"
         command = agent_command(
-            typed, pod_name=name, namespace=namespace, folder=self._folders.get(pool, Path.cwd()), environ=self._environ
+            typed, pod_name=name, namespace=namespace, folder=self._state.folders().get(pool, Path.cwd()), environ=self._environ
         )
         self._note(pool, command)
         self._last[base] = self._last.get(base, 0) + 1

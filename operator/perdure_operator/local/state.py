@@ -151,8 +151,9 @@ class StateDir:
             known = {}
         return {pool: Path(folder) for pool, folder in known.items()}
 
-    def write_folders(self, folders: Mapping[str, Path]) -> None:
-        self._replace("pools.json", msgspec.json.encode({pool: str(folder) for pool, folder in folders.items()}))
+    def add_folders(self, folders: Mapping[str, Path]) -> None:
+        known = {**self.folders(), **folders}
+        self._replace("pools.json", msgspec.json.encode({pool: str(folder) for pool, folder in known.items()}))
 
     def record(self, pod: PodRecord) -> None:
         with (self.path / "pods.jsonl").open("ab") as file:

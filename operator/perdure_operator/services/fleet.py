@@ -13,7 +13,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 from uuid import UUID, uuid4
 
@@ -27,6 +26,7 @@ from perdure_operator.kube.specs.pod import PodSettings, worker_pod
 from perdure_operator.observability import metrics
 from perdure_operator.services.capacity import decide
 from perdure_operator.services.polling import Poll
+from perdure_operator.services.trouble import Trouble, tell
 from perdure_operator.store.resources import PodRow, Resources
 from perdure_operator.store.store import PoolDemand, Store
 
@@ -38,17 +38,6 @@ PARALLEL_STARTS = 30
 LOST_SECONDS = 2.0
 """A place without a pod after so long is looked after: the operator crashed, or the answer was lost."""
 DELETE_AGAIN_SECONDS = 30.0
-FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
-
-
-@dataclass
-class Trouble:
-    """Why a pool gets no pods at the moment. ``until``: monotonic seconds."""
-
-    reason: str
-    message: str
-    failures: int = 0
-    until: float = 0.0
 
 
 class Fleet:
@@ -64,6 +53,7 @@ class Fleet:
         self.kick = self._poll.kick
         self._deleted: dict[UUID, float] = {}
         self._starting: set[UUID] = set()
+        self._unproven: set[UUID] = set()
         self.troubles: dict[str, Trouble] = {}
 
     async def run(self, term: int) -> NoReturn:
@@ -72,6 +62,8 @@ class Fleet:
     async def tick(self, term: int) -> None:
         demand = await self._store.pool_demand()
         rows = await self._resources.pods()
+        self._prove(rows)
+        await tell(self._store, demand, self.troubles)
         await self._retire_outdated(demand, rows)
         await self._give_up(rows)
         await self._delete([row for row in rows if row.state == "retiring"])
@@ -117,6 +109,7 @@ class Fleet:
             # It may have been done: the place stays, and is looked after.
             log.warning("a pod may not have been created", pool=pool, error=str(error))
         else:
+            self._unproven.add(pod_id)
             metrics.PODS_CREATED.labels(namespace).inc()
             await self._resources.bind_pod(pod_id, UUID(made["metadata"]["uid"]))
 
@@ -126,14 +119,19 @@ class Fleet:
 
     def failed(self, pool: str, reason: str, message: str) -> None:
         """A pod of this pool could not be started, or broke before it did anything: the next try comes later each time."""
-        trouble = self.troubles.setdefault(pool, Trouble(reason, message))
-        trouble.reason, trouble.message = reason, message
-        trouble.failures += 1
-        trouble.until = self._now() + min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(trouble.failures - 1, 16))
+        trouble = self.troubles.setdefault(pool, Trouble())
+        trouble.failed(reason, message, now=self._now())
         log.warning("a pool cannot start pods", pool=pool, reason=reason, detail=message, failures=trouble.failures)
 
-    def worked(self, pool: str) -> None:
-        self.troubles.pop(pool, None)
+    def _prove(self, rows: list[PodRow]) -> None:
+        """A pool works again when a pod of its has asked for a run. A container that was seen running may crash a moment later."""
+        known = {row.pod_id: row for row in rows}
+        for pod_id in list(self._unproven):
+            row = known.get(pod_id)
+            if row is not None and row.state in ("idle", "leased"):
+                self.troubles.pop(row.pool, None)
+            if row is None or row.state != "starting":
+                self._unproven.discard(pod_id)
 
     # ------------------------------------------------------------------------------------------------------------- ending
 

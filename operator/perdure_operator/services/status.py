@@ -12,7 +12,7 @@ from perdure_operator.domain.run import TERMINAL
 from perdure_operator.kube.api.status import fitted
 from perdure_operator.kube.names import pod_name
 from perdure_operator.services.conditions import Verdict, condition, rfc3339
-from perdure_operator.services.why import why_pending
+from perdure_operator.services.why import in_words
 from perdure_operator.store.reads import Row
 
 Json = dict[str, Any]
@@ -52,7 +52,8 @@ def status_of(row: Row, generation: int, resource: Json) -> Json:
 
 def _conditions(row: Row, generation: int, resource: Json) -> list[Json]:
     state = row["state"]
-    reason, message = why_pending(row) if state == "Pending" else (row["reason"] or state, row["message"])
+    reason, message = in_words(row) if state in ("Pending", "Suspended") else (row["reason"], row["message"])
+    reason = reason or state
     error = decode(row["error"]) if row["error"] else {}
     message = message or error.get("message", "")
     finished = state in TERMINAL
@@ -77,14 +78,15 @@ def _identifier(text: str) -> str:
 def _wait_reason(row: Row, waits: list[Json]) -> str:
     """The column WAITING-FOR."""
     if row["state"] == "Pending":
-        return why_pending(row)[0]
+        return in_words(row)[0]
     if row["state"] != "Suspended":
         return ""
     if row["paused"] or row["spec_paused"]:
         return "resume"
     words: dict[str, int] = {}
     for wait in waits:
-        word = f"signal {wait['name']}" if wait["kind"] == "signal" else wait["kind"]
+        tool = wait.get("tool")
+        word = f"decision about {tool}" if tool else f"signal {wait['name']}" if wait["kind"] == "signal" else wait["kind"]
         words[word] = words.get(word, 0) + 1
     return ", ".join(word if count == 1 else f"{count} × {word}" for word, count in words.items())
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
 from perdure_operator.store.reads import Row
 
 _PENDING = {
@@ -14,10 +20,41 @@ _PENDING = {
     "DeadlineExceeded": "its deadline has passed",
     None: "queued: waits for an idle pod of pool {pool}",
 }
+LOSSES = "LossesExhausted"
 
 
-def why_pending(row: Row) -> tuple[str, str]:
-    """Reason and message for a run that waits for a lease."""
+def in_words(row: Row) -> tuple[str, str]:
+    """Reason and message of the state that a run is in."""
+    match row["state"]:
+        case "Pending":
+            return _pending(row)
+        case "Running":
+            return row["reason"], f"runs on pod {row['holder']}"
+        case "Suspended" if row["reason"] != LOSSES and (by := paused_by(row)):
+            return "Paused", _PAUSED[by[-1]]
+    return row["reason"], row["message"]
+
+
+_PAUSED = {"person": "paused; resume it to go on", "losses": "paused", "spec": "paused by spec.desiredState: Suspended"}
+
+
+def paused_by(row: Row) -> list[str]:
+    """Who must say that the run may go on: a ``person`` who paused it, the ``spec`` of its resource, or ``losses`` of too many workers."""
+    verb = "losses" if row["reason"] == LOSSES else "person"
+    return ([verb] if row["paused"] else []) + (["spec"] if row["spec_paused"] else [])
+
+
+def trouble_of_pool(row: Row) -> dict[str, Any] | None:
+    """Why there is no pod for a run that is queued for one."""
+    stored = row["pool_trouble"]
+    return msgspec.json.decode(stored) if stored is not None and row["not_admitted"] is None else None
+
+
+def _pending(row: Row) -> tuple[str, str]:
     code = row["not_admitted"]
+    if trouble := trouble_of_pool(row):
+        left = (datetime.fromisoformat(trouble["nextTry"]) - datetime.now(UTC)).total_seconds()
+        again = f"the next try is in {math.ceil(left)} s" if left > 0 else "it is being tried again"
+        return "PoolNotReady", f"queued, but pods of pool {row['pool']} fail: {trouble['message']}; {again}"
     words = _PENDING.get(code, code or "").format(runnable_at=row["runnable_at"].isoformat(), pool=row["pool"], namespace=row["namespace"])
     return code or "Queued", words

@@ -39,6 +39,11 @@ def encode(run: UUID, raw: bytes) -> tuple[bytes, Blob | None]:
     return _BLOB + run.bytes + digest, Blob(run, digest, _compressor.compress(raw))
 
 
+def in_place(stored: bytes) -> bytes | None:
+    """The JSON of a value that is small enough to be stored where it is used; None for one that must be loaded."""
+    return stored[1:] if stored[:1] == _INLINE else None
+
+
 class Payloads:
     """Resolves stored forms to JSON, all blobs of one reading in one query: collect with ``want``, ``load``, then ``get``."""
 

@@ -18,18 +18,21 @@ _decode = msgspec.json.decode
 
 _VIEW = """
 select r.*, s.summary, s.objective, s.labels, perdure.admits(r, perdure.now()) as not_admitted, l.beat_at, l.gateway,
+  case when r.state = 'Pending' then (select p.trouble from perdure.pools p where p.pool = r.pool) end as pool_trouble,
   (select p.name from perdure.runs p where p.run_id = r.parent_id) as parent_name,
   (select count(*) from perdure.runs c where c.parent_id = r.run_id and c.state in ('Pending', 'Running', 'Suspended')) as children_active,
   (select count(*) from perdure.runs c where c.parent_id = r.run_id and c.state = 'Succeeded') as children_succeeded,
   (select count(*) from perdure.runs c where c.parent_id = r.run_id and c.state in ('Failed', 'Cancelled')) as children_failed,
   (select jsonb_agg(jsonb_build_object('kind', c.kind, 'name', c.name, 'at', c.at, 'since', w.opened_at, 'key', w.key,
-                                       'timeoutAt', w.timeout_at)
+                                       'timeoutAt', w.timeout_at, 'tool', c.tool)
                     order by w.seq, c.idx)
    from perdure.waits w join lateral (
-     select * from perdure.wait_conditions c where c.run_id = w.run_id and c.key = w.key
+     select c.*, (select e.tool from perdure.ledger e where c.kind = 'signal' and c.name like 'effect:%'
+                  and e.run_id = c.run_id and e.key = split_part(c.name, ':', 2) and e.state = 'UNKNOWN') as tool
+     from perdure.wait_conditions c where c.run_id = w.run_id and c.key = w.key
        and not exists (select 1 from perdure.wakeups k
                        where k.run_id = c.run_id and k.kind = 'child_done' and c.kind = 'child_done' and k.source = c.name)
-     order by idx limit 20) c on true
+     order by c.idx limit 20) c on true
    where w.run_id = r.run_id and w.state = 'open') as waiting_for
 from perdure.runs r join perdure.run_specs s using (run_id) left join perdure.leases l using (run_id)
 """
@@ -50,6 +53,19 @@ class EventRow:
     kind: str
     data: dict[str, Any]
     payload: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a tool, as a person needs to see it who is asked what became of it."""
+
+    key: str
+    tool: str
+    effect: str
+    step: str | None
+    attempts: int
+    error: dict[str, Any] | None
+    arguments: Any
 
 
 class Reader:
@@ -141,10 +157,34 @@ class Reader:
 
     async def ledger(self, run: UUID) -> Sequence[Row]:
         return await self._connection.fetch(
-            "select key, tool, effect, state, policy, occurrence, step, attempts, epoch, provider_ref, error, seq, done_seq "
+            "select key, tool, effect, state, policy, occurrence, step, attempts, epoch, provider_ref, error, seq, done_seq, response "
             "from perdure.ledger where run_id = $1 order by seq",
             run,
         )
+
+    async def calls(self, run: UUID, keys: Sequence[str]) -> list[Call]:
+        """Those of these effects of which nobody knows whether they happened."""
+        rows = await self._connection.fetch(
+            "select key, tool, effect, step, attempts, error, request from perdure.ledger "
+            "where run_id = $1 and key = any ($2) and state = 'UNKNOWN' order by seq",
+            run,
+            list(keys),
+        )
+        payloads = Payloads()
+        payloads.want(row["request"] for row in rows)
+        await payloads.load(self._connection)
+        return [
+            Call(
+                row["key"],
+                row["tool"],
+                row["effect"],
+                row["step"],
+                row["attempts"],
+                _decode(row["error"]) if row["error"] else None,
+                _decode(payloads.get(row["request"])) if row["request"] is not None else None,
+            )
+            for row in rows
+        ]
 
     async def journal(self, run: UUID) -> Sequence[Row]:
         return await self._connection.fetch(

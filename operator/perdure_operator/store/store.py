@@ -102,7 +102,8 @@ class SilentLease:
 
 @dataclass(frozen=True, slots=True)
 class PoolDemand:
-    """What a pool has and needs. Counts are of runs (``runnable``) and pods; ``retiring`` are pods that should go."""
+    """What a pool has and needs. Counts are of runs (``runnable``) and pods; ``retiring`` are pods that should go. ``trouble``: why its
+    pods do not start, as far as the store was told."""
 
     pool: str
     spec: dict[str, Any]
@@ -111,6 +112,7 @@ class PoolDemand:
     starting: int
     leased: int
     retiring: list[UUID]
+    trouble: dict[str, Any] | None = None
 
 
 async def _nothing_to_reset(_: asyncpg.Connection) -> None:
@@ -341,10 +343,24 @@ class Store:
             rows = await connection.fetch("select * from perdure.pool_demand($1)", pool)
         return [
             PoolDemand(
-                row["pool"], msgspec.json.decode(row["spec"]), row["runnable"], row["idle"], row["starting"], row["leased"], row["retiring"]
+                row["pool"],
+                msgspec.json.decode(row["spec"]),
+                row["runnable"],
+                row["idle"],
+                row["starting"],
+                row["leased"],
+                row["retiring"],
+                msgspec.json.decode(row["trouble"]) if row["trouble"] else None,
             )
             for row in rows
         ]
+
+    async def tell_trouble(self, pool: str, trouble: dict[str, Any] | None) -> None:
+        """Why the pods of this pool do not start; None: they do."""
+        async with self.connection() as connection:
+            await connection.execute(
+                "update perdure.pools set trouble = $2 where pool = $1", pool, _json.encode(trouble).decode() if trouble else None
+            )
 
     # --------------------------------------------------------------------------------------------------------- services
 

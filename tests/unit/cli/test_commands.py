@@ -116,8 +116,10 @@ def test_get_pools(call: Callable[..., Result], gateway: FakeGateway) -> None:
         "starting": 0,
         "leased": 3,
     }
-    gateway.answers["GET /v1/namespaces/default/pools"] = {"items": [pool]}
-    assert cells(call("get", "pools").stdout.splitlines()[1]) == ["worker", "4", "1", "0", "3", "1..2", "9"]
+    gateway.answers["GET /v1/namespaces/default/pools"] = {"items": [pool, pool | {"trouble": {"message": "no such image"}}]}
+    well, ill = call("get", "pools").stdout.splitlines()[1:]
+    assert cells(well) == ["worker", "4", "1", "0", "3", "1..2", "9"]
+    assert cells(ill)[-1] == "no such image"
 
 
 def test_why_says_what_would_wake_it(call: Callable[..., Result], gateway: FakeGateway) -> None:
@@ -129,6 +131,66 @@ def test_why_says_what_would_wake_it(call: Callable[..., Result], gateway: FakeG
     assert result.exit_code == 0
     assert result.stdout.startswith("Suspended for ")
     assert "to send it: perdure signal -n report weekly approve" in result.stdout
+
+
+def test_why_says_which_call_a_person_must_decide_about_and_how(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    key = "ab" * 32
+    waits = {
+        "kind": "signal", "name": f"effect:{key}:2", "since": "2026-11-21T12:00:00+00:00", "key": "/wait:effect=x", "tool": "send",
+        "call": {"key": key, "tool": "send", "effect": "external", "step": None, "attempts": 2, "arguments": {"to": "ann", "n": [1]},
+                 "error": {"type": "ConnectionError", "message": "it broke"}},
+    }  # fmt: skip
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = {"state": "Suspended", "reason": "Waiting", "waitingFor": [waits]}
+    lines = [line.strip() for line in call("why", "weekly").stdout.splitlines()]
+    assert lines[1].startswith('a person must decide: nobody knows whether send(to="ann", n=[1]) happened, for ')
+    assert lines[2] == f"the call   : effect {key}, attempt 2; ConnectionError: it broke"
+    assert lines[3] == f"""it happened: perdure signal weekly effect:{key}:2 '{{"happened": true, "response": RESPONSE}}'"""
+    assert lines[5] == f"""it did not : perdure signal weekly effect:{key}:2 '{{"happened": false}}' (then it is done again)"""
+    gateway.answers["GET /v1/namespaces/default/runs/weekly"] = run(state="Suspended", waitingFor=[waits])
+    assert cells(call("get", "weekly").stdout.splitlines()[1])[2] == "decision about send"
+    entry = {"key": key, "tool": "send", "effect": "external", "state": "UNKNOWN", "attempts": 2}
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/ledger"] = {"items": [entry]}
+    assert call("ledger", "weekly").stdout.splitlines()[-1] == "a person must decide what became of send: perdure why weekly"
+
+
+def test_why_and_logs_say_that_no_pod_starts(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    words = "queued, but pods of pool default/worker fail: worker-1: agent exited with code 1 after 0.2 s; the next try is in 8 s"
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = {
+        "state": "Pending", "reason": "PoolNotReady", "message": words,
+        "poolTrouble": {"lastWords": ["Traceback", "ImportError: \x1b[1mx"]},
+    }  # fmt: skip
+    assert call("why", "weekly").stdout.splitlines()[1:] == [f"PoolNotReady: {words}", "    Traceback", "    ImportError:  [1mx"]
+    gateway.answers["GET /v1/namespaces/default/runs/weekly"] = run(state="Pending", epoch=0, message=words, podId=None)
+    gateway.answers[f"GET /v1/namespaces/default/runs/{RUN_ID}/events"] = {"items": EVENTS[:1], "next": None}
+    assert call("logs", "weekly").stderr == f"(no worker has had weekly yet: {words})\n"
+
+
+def test_why_hides_no_pause(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    waits = [{"kind": "signal", "name": "approve"}]
+    paused = {
+        "state": "Suspended",
+        "reason": "Paused",
+        "message": "paused; resume it to go on",
+        "pausedBy": ["person"],
+        "waitingFor": waits,
+    }
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = paused
+    assert [line.strip() for line in call("why", "weekly").stdout.splitlines()] == [
+        "Suspended",
+        "Paused: paused; resume it to go on",
+        "to resume it: perdure resume weekly",
+        "waits for signal approve",
+        "to send it: perdure signal weekly approve",
+    ]
+    lost = "11 workers were lost without progress, the last one: AgentKilled; resume to try again"
+    parked = {"state": "Suspended", "reason": "LossesExhausted", "message": lost, "pausedBy": ["losses", "spec"]}
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = parked
+    assert [line.strip() for line in call("why", "weekly").stdout.splitlines()] == [
+        "Suspended",
+        f"LossesExhausted: {lost}",
+        "to resume it: perdure resume weekly",
+        "to resume it: set spec.desiredState: Running",
+    ]
 
 
 def test_why_calls_the_pod_by_its_name(call: Callable[..., Result], gateway: FakeGateway) -> None:
@@ -166,12 +228,18 @@ def test_tree(call: Callable[..., Result], gateway: FakeGateway) -> None:
 
 
 def test_ledger_and_journal(call: Callable[..., Result], gateway: FakeGateway) -> None:
-    entry = {"key": "a" * 64, "tool": "send_email", "effect": "external", "state": "UNKNOWN", "attempts": 1, "providerRef": "msg-1"}
-    gateway.answers["GET /v1/namespaces/default/runs/weekly/ledger"] = {"items": [entry]}
+    entry = {"key": "a" * 64, "tool": "send_email", "effect": "external", "attempts": 1}
+    done = entry | {"state": "SUCCEEDED", "providerRef": "msg-1", "response": {"id": 5}}
+    failed = entry | {"state": "FAILED", "error": {"type": "Refused", "message": "no such address"}}
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/ledger"] = {"items": [done, failed, entry | {"state": "SUCCEEDED"}]}
     gateway.answers["GET /v1/namespaces/default/runs/weekly/journal"] = {
         "items": [{"key": "/step:a#0", "kind": "step", "state": "succeeded", "seq": 3}]
     }
-    assert cells(call("ledger", "weekly").stdout.splitlines()[1]) == ["a" * 12, "send_email", "external", "UNKNOWN", "1", "msg-1"]
+    header, one, two, three = call("ledger", "weekly").stdout.splitlines()
+    assert cells(header)[-3:] == ["RECEIPT", "PROVIDER-REF", "ERROR"]
+    assert cells(one) == ["a" * 12, "send_email", "external", "SUCCEEDED", "1", '{"id": 5}', "msg-1"]
+    assert two[header.index("ERROR") :] == "Refused: no such address"
+    assert three[header.index("RECEIPT") :] == "(large)", "null is another receipt than one that was not sent"
     assert cells(call("journal", "weekly").stdout.splitlines()[1])[:4] == ["3", "step", "/step:a#0", "succeeded"]
 
 
@@ -198,6 +266,25 @@ def test_signal_sends_json(call: Callable[..., Result], gateway: FakeGateway, wo
     assert result.stdout == "signal approve sent (event 7 of default/weekly)\n"
     assert gateway.last()[1] == sent
     assert gateway.last()[2]["Idempotency-Key"] == "s-1"
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ('{"by": me}', ["line 1 column 8", '  {"by": me}', "         ^"]),
+        ("[1, 2", ["line 1 column 6"]),
+        ('"a', ["line 1 column 1"]),
+        (' {\n"a": 1,\n"b" 2}', ["line 3 column 5", '  "b" 2}', "      ^"]),
+    ],
+)
+def test_a_payload_that_looks_like_json_must_be_json(
+    call: Callable[..., Result], gateway: FakeGateway, text: str, where: list[str]
+) -> None:
+    for words in (("signal", "weekly", "approve", text), ("submit", "--pool", "worker", "--input", text)):
+        result = call(*words)
+        assert result.exit_code == 2
+        assert all(part in result.stderr for part in where), result.stderr
+        assert not [what for what, _, _ in gateway.requests if what.startswith("POST")]
 
 
 def test_a_signal_that_a_suspended_run_does_not_wait_for_is_sent_and_said(call: Callable[..., Result], gateway: FakeGateway) -> None:
@@ -260,6 +347,16 @@ def test_submit_makes_pools_first_and_leaves_what_is_there_alone(call: Callable[
     assert what == "POST /v1/namespaces/default/runs"
     assert body == {"name": "daily", "labels": {"a": "b"}, "spec": {"agent": {"poolRef": {"name": inline}}}}
     assert headers["Idempotency-Key"] == "manifest:daily"
+
+
+def test_submit_tells_the_fleet_where_the_files_are(call: Callable[..., Result], gateway: FakeGateway, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "pool.yaml").write_text(
+        "apiVersion: perdure.dev/v1alpha1\nkind: AgentPool\nmetadata: { name: there }\n"
+        "spec: { template: { spec: { containers: [{ name: agent, image: x, command: [python, agent.py] }] } } }\n"
+    )
+    assert call("submit", "elsewhere/pool.yaml").exit_code == 0
+    assert StateDir(tmp_path / ".perdure").folders() == {"default/there": tmp_path / "elsewhere"}
 
 
 @pytest.mark.parametrize(("state", "code"), [("Succeeded", 0), ("Failed", 1), ("Cancelled", 1)])

@@ -79,3 +79,11 @@ def test_age(seconds: int, text: str) -> None:
 def test_age_of_nothing_and_of_nonsense() -> None:
     assert age(None) == ""
     assert age("yesterday") == "?"
+
+
+def test_a_question_about_an_effect_is_told_in_words() -> None:
+    first = {"kind": "signal", "name": f"effect:{'ab' * 32}:2"}
+    assert told("wait.opened", {"conditions": 1, "first": first}) == "waits for a decision about the call abababababab"
+    said = {"tool": "send", "key": "ab" * 32, "reason": "response is no str", "expected": '{"happened": false}'}
+    assert told("agent.EffectUnknown", payload=said) == "asks a person whether send happened (call abababababab)"
+    assert told("agent.AnswerRefused", payload=said).startswith("refused an answer about send: response is no str; expected {")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -114,6 +115,7 @@ class Capacity:
         self.rows: dict[UUID, str] = {}
         self.gone: dict[UUID, str] = {}
         self.taken: list[UUID] = []
+        self.trouble: dict[str, Any] | None = None
         self.down = False
 
     def _up(self) -> None:
@@ -125,7 +127,11 @@ class Capacity:
         states = list(self.rows.values())
         counts = {state: states.count(state) for state in ("idle", "starting", "leased")}
         retiring = [pod for pod, state in self.rows.items() if state == "retiring"]
-        return [PoolDemand("default/worker", {"capacity": self.capacity}, self.runnable, **counts, retiring=retiring)]
+        return [PoolDemand("default/worker", {"capacity": self.capacity}, self.runnable, **counts, retiring=retiring, trouble=self.trouble)]
+
+    async def tell_trouble(self, pool: str, trouble: dict[str, Any] | None, /) -> None:
+        self._up()
+        self.trouble = trouble
 
     async def register_pod(self, pod: UUID, pool: str, /) -> None:
         self._up()
@@ -195,6 +201,29 @@ async def test_a_pool_that_crashes_is_tried_again_ever_more_slowly_and_one_at_a_
     await world.end(world.pods[3], CLEAN)
     await world.fleet.tick()
     assert len(world.pods) == 7, "all again after one that did well"
+
+
+async def test_the_store_is_told_why_pods_do_not_start_until_one_does() -> None:
+    world = World(minIdle=1)
+    world.store.trouble = {"reason": "of an earlier session"}
+    await world.fleet.tick()
+    assert world.store.trouble is None
+    await world.end(world.pods[0], CRASHED)
+    await world.fleet.tick()
+    told = world.store.trouble or {}
+    assert (told["reason"], told["failures"], told["lastWords"]) == ("AgentExited", 1, ["last words"])
+    assert told["message"] == "worker-1: agent exited with code 1 after 0.2 s: last words"
+    assert datetime.fromisoformat(told["nextTry"]).tzinfo is not None
+    world.now += 2
+    await world.fleet.tick()
+    assert world.store.trouble == told, "one that is starting proves nothing"
+    world.store.rows[world.pods[1].pod_id] = "idle"
+    await world.fleet.tick()
+    assert world.store.trouble is None
+    await world.end(world.pods[1], CRASHED)
+    await world.fleet.tick()
+    assert world.store.trouble is not None
+    assert world.store.trouble["failures"] == 2, "it had not done anything useful"
 
 
 async def test_the_pause_is_bounded() -> None:

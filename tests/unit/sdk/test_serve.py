@@ -54,6 +54,11 @@ class AgentProcess:
         self.lines.append(text)
         return text
 
+    async def error(self) -> str:
+        assert self._process.stderr is not None
+        async with asyncio.timeout(PATIENCE):
+            return (await self._process.stderr.readline()).decode()
+
     async def end(self) -> int:
         async with asyncio.timeout(PATIENCE):
             out, self.errors = await self._process.communicate()
@@ -109,6 +114,20 @@ async def main(run: Run, input: int) -> int:
         await sidecar.hold(record)
         assert await process.end() == 0
         assert (record.state, record.output, process.lines[1:]) == ("Succeeded", b"42", ["atexit"])
+
+
+async def test_without_a_sidecar_it_says_so_at_once_and_goes_on_trying(tmp_path: Path) -> None:
+    code = "@agent\nasync def main(run: Run) -> int:\n    return 5\n"
+    later = tmp_path / "later.sock"
+    async with fake_sidecar(tmp_path) as sidecar, agent_process(sidecar, code, PERDURE_SOCKET=str(later)) as process:
+        said = await process.error()
+        assert f"no sidecar at {later}" in said
+        assert "perdure dev" in said
+        later.symlink_to(sidecar.socket)
+        record = a_run()
+        await sidecar.hold(record)
+        assert await process.end() == 0
+        assert (record.state, process.errors) == ("Succeeded", b""), "it is said once"
 
 
 async def test_suspended_ends_at_once_with_its_streams_flushed(tmp_path: Path) -> None:

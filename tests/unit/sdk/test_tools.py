@@ -322,9 +322,13 @@ def test_ask_suspends_until_a_person_answers(happened: bool, calls: int) -> None
     assert sim.suspended
     assert states(sim) == ["UNKNOWN"]
     name = next(iter(sim.record.waits.open.values())).body.on[0].name
-    sim.signal(name, "yes").run()
-    assert sim.suspended
-    assert "agent.AnswerRefused" in sim.kinds()
+    # None of these is an answer: the question stays, and nothing that the agent could not read becomes the receipt.
+    wrong = ["yes", {"happend": True}, {"happened": True, "respose": 1}, {"happened": True}, {"happened": True, "response": {"id": 5}}]
+    for count, answer in enumerate(wrong, 1):
+        sim.signal(name, answer).run()
+        assert (sim.suspended, states(sim)) == (True, ["UNKNOWN"])
+        assert sim.kinds().count("agent.AnswerRefused") == count
+    assert sim.kinds().count("agent.EffectUnknown") == 1
     sim.signal(name, {"happened": happened, "response": {"id": "said"}}).run()
     assert sim.result == {"id": "said" if happened else "ref-1"}
     assert len(mail.calls) == calls

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from perdure import InputChanged, ResultUndecodable, Run, WaitTimedOut, agent, at, days, gather, signal, step, timer
+from perdure import InputChanged, Run, WaitTimedOut, agent, at, days, gather, signal, step, timer
 from perdure.testing import Simulation
 
 
@@ -159,14 +159,83 @@ def test_a_late_timer_says_so() -> None:
     assert late.run().result == 3600
 
 
-def test_a_payload_of_another_type_is_a_typed_error() -> None:
+def test_a_signal_of_another_type_is_dropped_and_the_wait_goes_on() -> None:
     @agent
-    async def main(run: Run) -> None:
-        await run.wait_signal("approve", Approval)
+    async def main(run: Run) -> list[str]:
+        one = await run.wait_signal("approve", Approval)
+        await run.sleep(60)
+        two = await run.wait_signal("approve", Approval)
+        return [one.payload.by, two.payload.by]
 
     sim = Simulation(main, max_retries=0).signal("approve", {"no": 1}).run()
-    assert sim.error is not None
-    assert sim.error.type == ResultUndecodable.code
+    assert sim.suspended
+    assert list(sim.record.waits.open) == ["wait:approve#0~1"]
+    sim.signal("approve", 5).signal("approve", {"by": "ann"}).signal("approve", {"by": "bob"}).run()
+    # Every attempt sees the same: the dropped ones are told once, and the second wait has kept its place.
+    assert sim.result == ["ann", "bob"]
+    assert sim.kinds().count("agent.SignalRejected") == 2
+    assert list(sim.record.journal) == ["wait:approve#0", "wait:approve#0~1", "wait:approve#0~2", "sleep:#0", "wait:approve#1"]
+
+
+def test_a_dropped_signal_stays_dropped_when_later_code_could_read_it() -> None:
+    kinds: list[Any] = [Approval]
+
+    @agent
+    async def main(run: Run) -> Any:
+        first = (await run.wait_signal("approve", kinds[0])).payload
+        await run.wait_signal("go")
+        return first
+
+    sim = Simulation(main).signal("approve", {"no": 1}).signal("approve", {"by": "ann"}).run()
+    assert sim.suspended
+    kinds[0] = dict
+    assert sim.signal("go").run().result == {"by": "ann"}
+
+
+def test_a_checkpoint_beside_a_wait_that_goes_on_keeps_its_place() -> None:
+    @agent
+    async def main(run: Run) -> str:
+        async def keep() -> None:
+            if run.cursor() is None:
+                await run.wait_signal("note")
+                await run.checkpoint(cursor="noted")
+
+        approved, _ = await gather(run.wait_signal("approve", Approval), keep())
+        return approved.payload.by
+
+    sim = Simulation(main).signal("approve", 1).run()
+    assert sim.signal("note").run().suspended
+    assert sim.signal("approve", {"by": "ann"}).run().result == "ann"
+
+
+@pytest.mark.parametrize("mode", ["any", "all"])
+def test_of_several_conditions_only_what_was_dropped_is_waited_for_again(mode: Any) -> None:
+    @agent
+    async def main(run: Run) -> list[Any]:
+        waited = await run.wait(signal("a", int), signal("b", Approval), mode=mode)
+        return [[item.index, item.name, item.payload] for item in waited.fired]
+
+    sim = Simulation(main).signal("b", "x").signal("a", 1, after=1).run()
+    if mode == "all":
+        assert sim.suspended
+        assert [condition.name for wait in sim.record.waits.open.values() for condition in wait.body.on] == ["b"]
+        sim.signal("b", {"by": "ann"}, after=1).run()
+    assert sim.result == [[0, "a", 1], [1, "b", {"by": "ann", "ok": True}]][: 2 if mode == "all" else 1]
+    assert sim.kinds().count("agent.SignalRejected") == 1
+
+
+def test_a_dropped_signal_does_not_keep_the_timeout_from_coming() -> None:
+    @agent
+    async def main(run: Run) -> str:
+        try:
+            await run.wait_signal("approve", Approval, timeout=100)
+        except WaitTimedOut as error:
+            return str(error)
+        return "?"
+
+    sim = Simulation(main).signal("approve", 1, after=40).run()
+    assert sim.result == "wait:approve#0: nothing happened in 100.0 s"
+    assert sim.clock.now == 140
 
 
 def test_another_wait_under_the_same_key_is_refused() -> None:

@@ -14,6 +14,7 @@ from perdure_operator.kube.api.problems import in_words
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
 from perdure_operator.store.store import Store
 
+SHOWN = ("pool", "spec", "runnable", "idle", "starting", "leased", "trouble")
 _NAME = re.compile(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
 
 
@@ -46,11 +47,4 @@ class PoolRoutes:
         await authorize(request, "list")
         namespace = request.match_info["ns"]
         demand = [d for d in await self._store.pool_demand() if namespace in ("-", d.pool.partition("/")[0])]
-        return reply(
-            {
-                "items": [
-                    {"pool": d.pool, "spec": d.spec, "runnable": d.runnable, "idle": d.idle, "starting": d.starting, "leased": d.leased}
-                    for d in demand
-                ]
-            }
-        )
+        return reply({"items": [{name: getattr(pool, name) for name in SHOWN} for pool in demand]})

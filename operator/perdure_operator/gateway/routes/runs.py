@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -22,6 +23,7 @@ from perdure_operator.kube.api.base import Labels, ObjectName
 from perdure_operator.kube.api.problems import in_words
 from perdure_operator.kube.api.v1alpha1 import AgentRunSpec
 from perdure_operator.services.submission import new_run, pool_name
+from perdure_operator.services.why import trouble_of_pool
 from perdure_operator.store.operations import Control
 from perdure_operator.store.store import NewRun, Store
 
@@ -143,7 +145,11 @@ class Runs:
 
     async def why(self, request: web.Request) -> web.Response:
         await authorize(request, "get")
-        return reply(why(await self._view(request)))
+        async with self._store.reader() as reader:
+            row = await reader.run(await reader.find(request.match_info["ns"], request.match_info["run"]))
+            view = run_view(row)
+            asked = [key for wait in view.waiting_for if (key := wire.asked_about(wait["name"])) is not None]
+            return reply(why(view, await reader.calls(row["run_id"], asked) if asked else (), trouble_of_pool(row)))
 
     async def tree(self, request: web.Request) -> web.Response:
         await authorize(request, "get")
@@ -164,6 +170,8 @@ class Runs:
         if not 1 <= len(name) <= 253 or "\x00" in name:
             raise InvalidInput("a signal's name has 1 to 253 characters")
         raw, _ = await body(request, "the signal's payload")
+        if wire.asked_about(name) is not None:
+            _check_answer(raw)
         key = request.headers.get("Idempotency-Key") or str(uuid4())
         if len(key) > 253:
             raise InvalidInput("Idempotency-Key has 1 to 253 characters")
@@ -195,6 +203,16 @@ async def _ok(batcher: Batcher, operation: Control) -> dict[str, Any]:
     if outcome.code != "ok":
         raise from_code(outcome.code, outcome.detail)
     return outcome.answer
+
+
+def _check_answer(raw: bytes) -> None:
+    """Raises InvalidInput: better now, to the one who answers, than later in the run's log."""
+    try:
+        msgspec.json.decode(raw, type=wire.PersonAnswer)
+    except msgspec.MsgspecError as error:
+        raise InvalidInput(
+            f'{error}; what became of the effect is said by {{"happened": false}} or {{"happened": true, "response": …}}'
+        ) from None
 
 
 def _shaped(item: Any) -> bool:

@@ -32,6 +32,7 @@ create table perdure.pools (
   name text not null,
   spec jsonb not null,
   max_running int,
+  trouble jsonb,                         -- why its pods do not start, and when that is tried again; null while they do
   updated_at timestamptz not null
 );
 

@@ -39,13 +39,13 @@ $$;
 
 -- Fleet: what each pool, or this one, has and needs.
 create or replace function perdure.pool_demand(p_pool text default null)
-returns table (pool text, spec jsonb, runnable bigint, idle bigint, starting bigint, leased bigint, retiring uuid[]) language sql as $$
+returns table (pool text, spec jsonb, runnable bigint, idle bigint, starting bigint, leased bigint, retiring uuid[], trouble jsonb) language sql as $$
   select p.pool, p.spec,
     (select count(*) from perdure.runs r where r.pool = p.pool and r.state = 'Pending' and r.runnable_at <= perdure.now()),
     (select count(*) from perdure.pods d where d.pool = p.pool and d.state = 'idle'),
     (select count(*) from perdure.pods d where d.pool = p.pool and d.state = 'starting'),
     (select count(*) from perdure.pods d where d.pool = p.pool and d.state = 'leased'),
-    array(select d.pod_id from perdure.pods d where d.pool = p.pool and d.state = 'retiring')
+    array(select d.pod_id from perdure.pods d where d.pool = p.pool and d.state = 'retiring'), p.trouble
   from perdure.pools p where p_pool is null or p.pool = p_pool order by p.pool
 $$;
 

@@ -1,0 +1,61 @@
+"""Why a pool gets no pods at the moment, and when it is tried again: ever more slowly, up to a minute.
+
+The fleet keeps it, and writes it to the store when it changes: a run that waits for a pod that cannot start looks like a queue otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from perdure_operator.store.store import PoolDemand
+
+FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
+MAX_MESSAGE = 1000
+
+
+class Told(Protocol):
+    """The store, as far as it is told of troubles."""
+
+    async def tell_trouble(self, pool: str, trouble: dict[str, Any] | None, /) -> None: ...
+
+
+@dataclass
+class Trouble:
+    """``until``: monotonic seconds before which nothing is started; ``over``: a pod has come up since."""
+
+    reason: str = ""
+    message: str = ""
+    last_words: Sequence[str] = ()
+    failures: int = 0
+    until: float = 0.0
+    over: bool = False
+    _next_try: str = field(default="", repr=False)
+
+    def failed(self, reason: str, message: str, last_words: Sequence[str] = (), *, now: float) -> float:
+        """One more pod could not be started, or broke before it did anything. Gives the pause in seconds."""
+        self.reason, self.message, self.last_words, self.over = reason, message, last_words, False
+        self.failures += 1
+        pause = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(self.failures - 1, 16))
+        self.until = now + pause
+        self._next_try = (datetime.now(UTC) + timedelta(seconds=pause)).isoformat(timespec="seconds")
+        return pause
+
+    def in_words(self) -> dict[str, Any]:
+        last = next((line.strip() for line in reversed(self.last_words) if line.strip()), "")
+        message = f"{self.message}: {last}" if last else self.message
+        return {
+            "reason": self.reason, "message": message[:MAX_MESSAGE], "lastWords": list(self.last_words), "failures": self.failures,
+            "nextTry": self._next_try,
+        }  # fmt: skip
+
+
+async def tell(store: Told, demand: Iterable[PoolDemand], troubles: dict[str, Trouble]) -> None:
+    """Writes what is not there yet. What an earlier fleet has left there goes: nobody knows any more whether it is so."""
+    for pool in demand:
+        trouble = troubles.get(pool.pool)
+        now = None if trouble is None or trouble.over or not trouble.failures else trouble.in_words()
+        if pool.trouble != now:
+            await store.tell_trouble(pool.pool, now)
