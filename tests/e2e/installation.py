@@ -62,6 +62,9 @@ class Installation:
         except ClusterError as error:
             raise ClusterError(f"{error}\n{self.words()}") from None
 
+    def uninstall(self) -> None:
+        self.cluster.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait", "--timeout", "150s")
+
     def _build_example(self, name: str) -> None:
         """Its Dockerfile stands on an image that is in no registry: both are one file here."""
         own = (ROOT / "examples" / name / "Dockerfile").read_text()

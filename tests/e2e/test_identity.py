@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -92,7 +93,13 @@ async def door(perdure: Installation) -> AsyncIterator[Door]:
     address = perdure.cluster.kubectl("get", "service", f"{RELEASE}-gateway", "-n", NAMESPACE, "-o", "jsonpath={.spec.clusterIP}").strip()
     trusting = ssl.create_default_context(cafile=str(perdure.authority()))
     trusting.check_hostname = False  # asked by its address
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusting)) as http:
+
+    def inside(address: tuple[Any, ...]) -> socket.socket:
+        made = perdure.cluster.call(lambda: socket.socket(*address[:3]))
+        made.setblocking(False)
+        return made
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusting, socket_factory=inside)) as http:
         yield Door(f"https://{address}", http)
 
 
