@@ -53,7 +53,9 @@ class Installation:
 
     def install(self, *values: str, tag: str = TAG) -> None:
         chart = str(ROOT / "charts" / "perdure")
-        sets = [part for value in (f"image.tag={tag}", "quickstart.enabled=true", "quickstart.persistence.enabled=false", *values)
+        # In a cluster that was up, the images of before have the same tag: pods that say something else are made anew.
+        anew = [f"{part}.podAnnotations.installed=at-{time.time():.0f}" for part in ("operator", "gateway")]
+        sets = [part for value in (f"image.tag={tag}", "quickstart.enabled=true", "quickstart.persistence.enabled=false", *anew, *values)
                 for part in ("--set", value)]  # fmt: skip
         try:
             self.cluster.helm(

@@ -7,6 +7,7 @@ tests finds what it expects.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,6 @@ def kept(perdure: Installation, place: str) -> Iterator[Installation]:
     data = perdure.cluster.folder / "database"
     data.mkdir(mode=0o700)
     os.chown(data, POSTGRES_USER, POSTGRES_USER)
-    perdure.cluster.folder.chmod(0o711)  # the kubelet is root, the database is not
     spec = {"capacity": {"storage": "5Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "e2e", "hostPath": {"path": str(data)}}
     perdure.apply(NAMESPACE, {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": VOLUME}, "spec": spec})
     perdure.install(*KEPT)
@@ -43,6 +43,7 @@ def kept(perdure: Installation, place: str) -> Iterator[Installation]:
     perdure.uninstall()
     perdure.delete("pvc", CLAIM, NAMESPACE)
     perdure.delete("pv", VOLUME, NAMESPACE)
+    shutil.rmtree(data)
     perdure.install()
 
 
