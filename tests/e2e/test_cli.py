@@ -254,7 +254,7 @@ def test_a_paused_run_keeps_what_comes_until_it_is_resumed(jane: Person, perdure
     perdure.apply(place, agent_run("parked", "waiter", {}))
     perdure.until_phase("parked", place, "Suspended")
     assert "asked to pause" in jane.says("pause", "parked").out
-    perdure.until_phase("parked", place, "Paused")
+    perdure.until("its resource says so", lambda: perdure.run("parked", place)["status"]["waitReason"] == "resume")
     assert "paused" in jane.says("why", "parked").out.lower()
     perdure.signal("parked", place, "go")
     assert jane.says("get", "parked", "-o", "json").json["phase"] == "Paused"
