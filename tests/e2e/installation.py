@@ -35,14 +35,16 @@ class Installation:
         self.cluster = cluster
 
     def build_images(self) -> None:
-        self.build_own(TAG)
+        for target in TARGETS:
+            self.cluster.build_image(target, f"perdure-{target}:{TAG}")
         self._build_example("report")
         self._build_agents()
 
-    def build_own(self, tag: str) -> None:
-        """Perdure itself."""
+    def tag_own(self, tag: str) -> None:
+        """The same images under another tag."""
         for target in TARGETS:
-            self.cluster.build_image(target, f"perdure-{target}:{tag}")
+            image = f"docker.io/library/perdure-{target}"
+            self.cluster.exec(["ctr", "images", "tag", "--force", f"{image}:{TAG}", f"{image}:{tag}"])
 
     def build_shell_example(self) -> None:
         """From another Debian than it says: the one that the test cluster has."""
@@ -65,7 +67,7 @@ class Installation:
             raise ClusterError(f"{error}\n{self.words()}") from None
 
     def uninstall(self) -> None:
-        self.cluster.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait", "--timeout", "150s")
+        self.cluster.helm("uninstall", RELEASE, "-n", NAMESPACE, "--ignore-not-found", "--wait", "--timeout", "150s")
 
     def _build_example(self, name: str) -> None:
         """Its Dockerfile stands on an image that is in no registry: both are one file here."""

@@ -30,7 +30,7 @@ FINALIZER = "perdure.dev/cancel"
 @pytest.fixture(scope="module")
 def kept(perdure: Installation, place: str) -> Iterator[Installation]:
     """Perdure anew, with data that outlive an uninstall."""
-    perdure.build_own(NEXT)
+    perdure.tag_own(NEXT)
     perdure.uninstall()
     data = perdure.cluster.folder / "database"
     data.mkdir(mode=0o700)
@@ -38,13 +38,20 @@ def kept(perdure: Installation, place: str) -> Iterator[Installation]:
     spec = {"capacity": {"storage": "5Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "e2e", "hostPath": {"path": str(data)}}
     perdure.apply(NAMESPACE, {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": VOLUME}, "spec": spec})
     perdure.install(*KEPT)
-    perdure.apply(place, *(pool(name, ["python", "agents.py", name]) for name in ("waiter", "sleeper", "worker", "stepper", "parent")))
+    perdure.apply(place, *(few(name) for name in ("waiter", "sleeper", "worker", "stepper", "parent")))
     yield perdure
     perdure.uninstall()
     perdure.delete("pvc", CLAIM, NAMESPACE)
     perdure.delete("pv", VOLUME, NAMESPACE)
     shutil.rmtree(data)
     perdure.install()
+
+
+def few(name: str) -> Json:
+    """A pool of an agent of that name that leaves this machine something for the upgrade itself."""
+    found = pool(name, ["python", "agents.py", name])
+    found["spec"]["capacity"]["maxPods"] = 2
+    return found
 
 
 def states(perdure: Installation, place: str) -> dict[str, str]:
@@ -62,14 +69,14 @@ def redone(perdure: Installation, place: str) -> str:
 
 @contextmanager
 def arriving(perdure: Installation, place: str) -> Iterator[list[str]]:
-    """A run every second, for as long as the block takes. Gives their names."""
+    """A run every few seconds, for as long as the block takes. Gives their names."""
     names: list[str] = []
     over = threading.Event()
     failures: list[ClusterError] = []
 
     def come() -> None:
         try:
-            while not over.wait(1.0):
+            while not over.wait(4.0):
                 name = f"arriving-{len(names)}"
                 perdure.apply(place, agent_run(name, "worker", {"seconds": 0.1}))
                 names.append(name)
@@ -116,7 +123,7 @@ def test_an_upgrade_loses_no_run(kept: Installation, place: str) -> None:
         )  # fmt: skip
     assert images(kept) == {f"perdure-{image}:{NEXT}" for image in ("operator", "postgres")}
     assert kept.sql(at_work) == "2", "the upgrade took longer than their work"
-    assert len(arrived) >= 5
+    assert len(arrived) >= 2
 
     kept.signal("waiting", place, "go")
     kept.apply(place, pool("not-yet", ["python", "agents.py", "worker"]))
@@ -132,7 +139,7 @@ def test_an_upgrade_loses_no_run(kept: Installation, place: str) -> None:
 
 def test_an_uninstall_leaves_nothing_stuck_and_an_install_goes_on(kept: Installation, place: str, namespace: str) -> None:
     kept.prepare(namespace)
-    kept.apply(namespace, *(pool(name, ["python", "agents.py", name]) for name in ("waiter", "worker")))
+    kept.apply(namespace, *(few(name) for name in ("waiter", "worker")))
     kept.apply(place, agent_run("outlasting", "waiter", {}), agent_run("outworking", "worker", {"seconds": 60}))
     kept.apply(namespace, agent_run("doomed", "waiter", {}), agent_run("doomed-at-work", "worker", {"seconds": 120}))
     for name, where in (("outlasting", place), ("doomed", namespace)):
