@@ -107,7 +107,7 @@ def test_an_upgrade_loses_no_run(kept: Installation, place: str) -> None:
         agent_run("waiting", "waiter", {}),
         agent_run("sleeping", "sleeper", {"seconds": 25}),
         agent_run("family", "parent", {"levels": 1, "leaf": "30"}),
-        agent_run("poolless", "not-yet"),
+        agent_run("poolless", "not-yet", {"seconds": 0.1}),
     )
     for name in ("waiting", "sleeping", "family"):
         kept.until_phase(name, place, "Suspended")
