@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from tests.cluster import binaries
 from tests.cluster.cgroup import Cgroup
@@ -31,6 +32,7 @@ from tests.cluster.paths import NAME, ROOT, locked, work
 from tests.cluster.processes import Processes
 from tests.cluster.progress import doing, say
 
+T = TypeVar("T")
 # After the end, for whoever wants to know why.
 KEPT = ("logs", "audit.log")
 
@@ -99,6 +101,10 @@ class Cluster(Clients):
     def nsenter(self) -> list[str]:
         """Prefix of a command line that runs in the cluster's network."""
         return self._namespace.inside(mounts=False)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Calls it in a thread that is in the cluster's network: a socket that it opens belongs there, whoever uses it then."""
+        return self._namespace.call(function)
 
     # Images
 

@@ -15,6 +15,8 @@ from tests.cluster.errors import CommandError
 from tests.cluster.unavailable import unavailable
 from tests.harness.chart import CHART, MATRIX, QUICKSTART, RELEASE, Rendered, render
 
+from perdure_operator.gateway.kubernetes_auth import RULES
+
 # Of others; their operators bring them.
 FOREIGN = {"Certificate": "cert-manager.io/v1", "ServiceMonitor": "monitoring.coreos.com/v1", "PrometheusRule": "monitoring.coreos.com/v1"}
 OPERATOR = f"system:serviceaccount:perdure-system:{RELEASE}-operator"
@@ -193,7 +195,8 @@ def test_people_get_their_verbs_through_the_cluster_s_own_roles(installed: Helme
         "items"
     ]
     [edit] = [each for each in found if each["metadata"]["name"].endswith(f"{RELEASE}-edit")]
-    assert any("agentruns/answer" in rule["resources"] and rule["verbs"] == ["create"] for rule in edit["rules"])
+    [asked] = [rule["resources"] for rule in edit["rules"] if rule["verbs"] == ["create"]]
+    assert set(asked) == {f"{resource}/{name}" for _, resource, name in RULES.values() if name}
 
 
 def test_what_an_uninstall_leaves(installed: Helmed) -> None:

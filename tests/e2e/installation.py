@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.cluster.base_image import STANDS_IN_FOR
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.images import project_dockerfile
@@ -39,9 +40,24 @@ class Installation:
         self._build_example("report")
         self._build_agents()
 
-    def install(self, *values: str) -> None:
+    def tag_own(self, tag: str) -> None:
+        """The same images under another tag."""
+        for target in TARGETS:
+            image = f"docker.io/library/perdure-{target}"
+            self.cluster.exec(["ctr", "images", "tag", "--force", f"{image}:{TAG}", f"{image}:{tag}"])
+
+    def build_shell_example(self) -> None:
+        """From another Debian than it says: the one that the test cluster has."""
+        own = (ROOT / "examples" / "shell" / "Dockerfile").read_text()
+        file = self.cluster.folder / "example.Dockerfile"
+        file.write_text(own.replace("debian:bookworm-slim", STANDS_IN_FOR))
+        self.cluster.build_image("", "perdure-example-shell", dockerfile=file)
+
+    def install(self, *values: str, tag: str = TAG) -> None:
         chart = str(ROOT / "charts" / "perdure")
-        sets = [part for value in (f"image.tag={TAG}", "quickstart.enabled=true", "quickstart.persistence.enabled=false", *values)
+        # In a cluster that was up, the images of before have the same tag: pods that say something else are made anew.
+        anew = [f"{part}.podAnnotations.installed=at-{time.time():.0f}" for part in ("operator", "gateway")]
+        sets = [part for value in (f"image.tag={tag}", "quickstart.enabled=true", "quickstart.persistence.enabled=false", *anew, *values)
                 for part in ("--set", value)]  # fmt: skip
         try:
             self.cluster.helm(
@@ -49,6 +65,9 @@ class Installation:
             )
         except ClusterError as error:
             raise ClusterError(f"{error}\n{self.words()}") from None
+
+    def uninstall(self) -> None:
+        self.cluster.helm("uninstall", RELEASE, "-n", NAMESPACE, "--ignore-not-found", "--wait", "--timeout", "150s")
 
     def _build_example(self, name: str) -> None:
         """Its Dockerfile stands on an image that is in no registry: both are one file here."""
@@ -128,22 +147,32 @@ class Installation:
         self.cluster.kubectl("delete", kind, name, "-n", namespace, *options)
 
     def signal(self, name: str, namespace: str, signal: str, payload: Any = None, *, key: str | None = None) -> Json:
-        """As a person with kubectl and curl would, from inside the cluster's network, with a token of an account that may."""
-        token = self.cluster.kubectl("create", "token", "tester", "-n", namespace, "--duration=10m").strip()
-        headers = [f"Authorization: Bearer {token}", "Content-Type: application/json", *([f"Idempotency-Key: {key}"] if key else [])]
+        """As a person with kubectl and curl would, with a token of an account that may."""
+        path = f"/v1/namespaces/{namespace}/runs/{name}/signals/{signal}"
+        headers = {"Idempotency-Key": key} if key else {}
+        status, answer = self.request("POST", path, json.dumps(payload), token=self.token(namespace, "tester"), **headers)
+        assert status < 300, answer
+        return answer
+
+    def token(self, namespace: str, account: str, *options: str) -> str:
+        return self.cluster.kubectl("create", "token", account, "-n", namespace, "--duration=10m", *options).strip()
+
+    def request(self, method: str, path: str, body: str | None = None, *, token: str = "", **headers: str) -> tuple[int, Json]:
+        """To the gateway, from inside the cluster's network: status and answer."""
         address = self.cluster.kubectl("get", "service", f"{RELEASE}-gateway", "-n", NAMESPACE, "-o", "jsonpath={.spec.clusterIP}").strip()
         host = f"{RELEASE}-gateway.{NAMESPACE}.svc"
-        return json.loads(
-            self.cluster.exec(
-                [
-                    "curl", "-sS", "--fail-with-body", "--cacert", str(self._authority()), "--resolve", f"{host}:443:{address}",
-                    *(part for header in headers for part in ("-H", header)), "-d", json.dumps(payload),
-                    f"https://{host}/v1/namespaces/{namespace}/runs/{name}/signals/{signal}",
-                ]
-            )
-        )  # fmt: skip
+        sent = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {}), **headers}
+        answer, _, status = self.cluster.exec(
+            [
+                "curl", "-sS", "--cacert", str(self.authority()), "--resolve", f"{host}:443:{address}",
+                "-X", method, "-w", "\n%{http_code}",
+                *(part for name, value in sent.items() for part in ("-H", f"{name}: {value}")),
+                *(["--data-binary", body] if body is not None else []), f"https://{host}{path}",
+            ]
+        ).rpartition("\n")  # fmt: skip
+        return int(status), json.loads(answer)
 
-    def _authority(self) -> Path:
+    def authority(self) -> Path:
         file = self.cluster.folder / "gateway-ca.pem"
         file.write_text(self.cluster.kubectl("get", "configmap", "perdure-cli", "-n", NAMESPACE, "-o", "jsonpath={.data.ca\\.crt}"))
         return file

@@ -35,6 +35,20 @@ async def test_other_functions_are_another_schema(database: str) -> None:
     await connection.close()
 
 
+async def test_a_function_with_a_new_default_takes_the_place_of_the_one_without_it(database: str) -> None:
+    """Else a call of the version before fits both, and is an error until its last process is gone."""
+    connection = await asyncpg.connect(database)
+    for old in ("pool_demand()", "retire_idle(text)"):
+        await connection.execute(f"create function perdure.{old} returns int language sql as 'select 1'")
+    with pytest.raises(asyncpg.AmbiguousFunctionError):
+        await connection.execute("select * from perdure.pool_demand()")
+    await migrate(database)
+    await connection.execute("select * from perdure.pool_demand()")
+    # This one no call of today's can be meant for: it stays for those who know no other.
+    await connection.execute("select perdure.retire_idle('a')")
+    await connection.close()
+
+
 async def test_a_database_that_is_away_is_no_reason_to_give_up(own_postgres: EmbeddedPostgres) -> None:
     await own_postgres.stop()
     with pytest.raises(Unavailable):

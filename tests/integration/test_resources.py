@@ -191,6 +191,29 @@ async def test_what_has_moved_is_due_and_progress_now_and_then(cluster: Cluster,
     assert await due() == [8]
 
 
+async def test_a_pause_is_due_though_nothing_moves(cluster: Cluster) -> None:
+    """Else `kubectl get agentruns` goes on saying that it waits for a signal."""
+    applied = await cluster.apply("report")
+    held = await runs.lease_next(cluster.store)
+    assert (await runs.apply(cluster.store, runs.wait_for(held, "wait:go#0", runs.on_signal("go")))).state == "Suspended"
+
+    async def due() -> list[bool]:
+        found = await cluster.resources.due(10, progress_seconds=30)
+        await cluster.resources.projected([(one.uid, one.row["last_seq"]) for one in found])
+        return [one.row["paused"] or one.row["spec_paused"] for one in found]
+
+    run = applied.run or uuid4()
+    assert (await due(), await due()) == ([False], [])
+    for steer, paused in (
+        (runs.verb(run, "pause"), True),
+        (runs.verb(run, "resume"), False),
+        (Control(run, "spec", {"generation": 2, "desiredState": "Suspended"}), True),
+        (Control(run, "spec", {"generation": 3, "desiredState": "Running"}), False),
+    ):
+        assert (await runs.apply(cluster.store, steer)).state == "Suspended"
+        assert (await due(), await due()) == ([paused], [])
+
+
 async def test_a_changed_spec_is_told_once_and_whatever_it_says_holds(cluster: Cluster) -> None:
     uid = uuid4()
     run = (await cluster.apply("report", uid=uid)).run

@@ -1,7 +1,8 @@
 """Brings a database to this version: numbered migrations once each, then the functions, anew every time.
 
 ``NNNN_name.pre.sql`` runs before the new code rolls out, ``NNNN_name.post.sql`` after it (code of the version before must run on the
-new schema). Functions (``sql/*.sql``) are ``create or replace``, so they need no numbers. Everything happens in one transaction under an
+new schema). Functions (``sql/*.sql``) are ``create or replace``, so they need no numbers; one that got more parameters with defaults
+takes the place of the one without them, and old code calls the new one. Everything happens in one transaction under an
 advisory lock: two migrators wait for each other, and a failure changes nothing. (A session lock would not survive PgBouncer; this one
 belongs to the transaction.)
 
@@ -23,6 +24,14 @@ from perdure_operator.domain.errors import PerdureError
 from perdure_operator.store.errors import translated
 
 _LOCK = 0x7065726475  # "perdu"
+# To Postgres another list of parameters is another function, and a call that fits both is an error. What this transaction has written
+# is of this version.
+_SUPPLANTED = """
+  select old.oid::regprocedure::text from pg_proc old join pg_proc new using (pronamespace, proname)
+  where old.pronamespace = 'perdure'::regnamespace and new.xmin = pg_current_xact_id()::xid and old.xmin <> new.xmin
+    and old.pronargs between new.pronargs - new.pronargdefaults and new.pronargs - 1
+    and starts_with(concat(new.proargtypes, ' '), ltrim(concat(old.proargtypes, ' ')))
+"""
 _NAME = re.compile(r"^(\d{4})_\w+\.(pre|post)\.sql$")
 
 
@@ -104,6 +113,8 @@ async def _migrate(connection: asyncpg.Connection, phase: Literal["pre", "post",
     await connection.execute("set local check_function_bodies = off")
     for _, sql in functions():
         await connection.execute(sql)
+    for old in await connection.fetch(_SUPPLANTED):
+        await connection.execute(f"drop function {old[0]}")
     await connection.execute(
         "insert into perdure.migrations (name) values ($1) on conflict (name) do update set applied_at = now()", _functions_name()
     )

@@ -43,6 +43,14 @@ async def worker(run: Run, input: dict[str, Any]) -> dict[str, Any]:
 
 
 @agent
+async def stepper(run: Run, input: dict[str, Any]) -> dict[str, Any]:
+    """Many steps of a second each: always at work, always writing."""
+    for _ in range(input["steps"]):
+        await work(1)
+    return {"steps": input["steps"], "attempt": run.attempt}
+
+
+@agent
 async def parent(run: Run, input: dict[str, Any]) -> Any:
     """``levels`` below it; the last one does what ``leaf`` says. ``rows``: so many more children that are no resources."""
     levels = input["levels"]
@@ -64,7 +72,7 @@ async def breaker(run: Run, input: dict[str, Any]) -> None:
     raise ValueError("this agent cannot do anything")
 
 
-AGENTS = {"waiter": waiter, "sleeper": sleeper, "worker": worker, "parent": parent, "breaker": breaker}
+AGENTS = {"waiter": waiter, "sleeper": sleeper, "worker": worker, "stepper": stepper, "parent": parent, "breaker": breaker}
 
 if __name__ == "__main__":
     AGENTS[sys.argv[1]].serve()

@@ -50,6 +50,10 @@ $$ select p_now + (r.grace_seconds + 5) * interval '1 second' $$;
 create or replace function perdure.poke(r perdure.runs) returns void language sql as
 $$ update perdure.leases set poke = poke + 1 where run_id = r.run_id and epoch = r.epoch $$;
 
+-- The run has not moved, but what its last event says belongs into its resource's status: that a person has paused it.
+create or replace function perdure.show(r perdure.runs) returns void language sql as
+$$ update perdure.resources set changed_seq = r.last_seq where run_id = r.run_id $$;
+
 -- Applies one event of the transition table, with its effects, and logs it.
 create or replace function perdure.move(r perdure.runs, p_event text, p_reason text, p_message text, p_now timestamptz,
                                         p_data jsonb default '{}')

@@ -193,10 +193,12 @@ begin
   elsif p_verb = 'pause' and not r.paused then
     r.paused := true;
     r := perdure.log(r, 'run.pause_requested', p_body, p_now);
+    perform perdure.show(r);
   elsif p_verb = 'resume' and r.paused then
     r.paused := false;
     r.losses := 0;
     r := perdure.log(r, 'run.resume_requested', p_body, p_now);
+    perform perdure.show(r);
     perform perdure.poke(r);
   end if;
   r := perdure.settle(r, p_now);
@@ -221,6 +223,7 @@ begin
   if v_paused <> r.spec_paused then
     r.spec_paused := v_paused;
     r := perdure.log(r, case when v_paused then 'run.pause_requested' else 'run.resume_requested' end, '{"by": "spec"}', p_now);
+    perform perdure.show(r);
     perform perdure.poke(r);
   end if;
   if p_body ->> 'desiredState' = 'Cancelled' then
