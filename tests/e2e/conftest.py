@@ -67,3 +67,10 @@ def place(perdure: Installation) -> Iterator[str]:
     perdure.prepare(name)
     yield name
     perdure.cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def operators(perdure: Installation) -> Iterator[None]:
+    """For tests that take them away: two are there again afterwards."""
+    yield
+    perdure.scale_operators(2)

@@ -44,19 +44,34 @@ async def worker(run: Run, input: dict[str, Any]) -> dict[str, Any]:
 
 @agent
 async def parent(run: Run, input: dict[str, Any]) -> Any:
-    """``levels`` below it; the last one does what ``leaf`` says. ``rows``: so many more children that are no resources."""
-    levels = input["levels"]
-    if levels == 0:
-        if input["leaf"] == "wait":
-            await run.wait_signal("never")
+    """``levels`` below it; the last one works for ``leaf`` seconds."""
+    if input["levels"] == 0:
         return await work(float(input["leaf"]))
-    rows = [
-        await run.spawn(input={"levels": 0, "leaf": "wait"}, recording="StoreOnly", key=f"row-{n}") for n in range(input.get("rows", 0))
-    ]
-    below = await run.spawn(input={**input, "levels": levels - 1, "rows": 0}).join()
-    for child in rows:
-        await child.join()
+    below = await run.spawn(input={**input, "levels": input["levels"] - 1}).join()
     return below.result
+
+
+@agent
+async def stepper(run: Run, input: dict[str, Any]) -> dict[str, Any]:
+    """At work for long, in many short steps."""
+    done = [await work(input.get("seconds", 0.2)) for _ in range(input["count"])]
+    return {"steps": len(done), "attempt": run.attempt}
+
+
+@agent
+async def collector(run: Run, input: dict[str, Any]) -> list[Any]:
+    """So many signals, one after the other: what each of them brought."""
+    return [(await run.wait_signal("item")).payload for _ in range(input["count"])]
+
+
+@agent
+async def elder(run: Run, input: dict[str, Any]) -> list[str]:
+    """``levels`` of its own kind below it; the last one has ``children``, each as ``run.spawn`` takes it."""
+    if input["levels"]:
+        children = [await run.spawn(input={**input, "levels": input["levels"] - 1})]
+    else:
+        children = [await run.spawn(**child, key=f"child-{n}") for n, child in enumerate(input["children"])]
+    return [done.status for done in await run.join(children)]
 
 
 @agent
@@ -64,7 +79,10 @@ async def breaker(run: Run, input: dict[str, Any]) -> None:
     raise ValueError("this agent cannot do anything")
 
 
-AGENTS = {"waiter": waiter, "sleeper": sleeper, "worker": worker, "parent": parent, "breaker": breaker}
+AGENTS = {
+    "waiter": waiter, "sleeper": sleeper, "worker": worker, "parent": parent, "stepper": stepper, "collector": collector, "elder": elder,
+    "breaker": breaker,
+}  # fmt: skip
 
 if __name__ == "__main__":
     AGENTS[sys.argv[1]].serve()
