@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 from tests.cluster.errors import ClusterError
@@ -57,3 +63,33 @@ class Inside:
                     raise
             failed += 1
             time.sleep(AGAIN_SECONDS)
+
+    @contextmanager
+    def flow(self, name: str) -> Iterator[Flow]:
+        """Numbered signals to a collector without a pause, every third of them twice; then the one that ends it."""
+        flow, stop = Flow(), Event()
+
+        def send() -> None:
+            for n in itertools.count():
+                if stop.is_set():
+                    break
+                for _ in range(2 if n % 3 == 0 else 1):
+                    flow.unanswered += self.insist(name, "item", n, f"item-{n}")
+                flow.sent = n + 1
+            self.insist(name, "item", None, "end")
+
+        with ThreadPoolExecutor(1) as thread:
+            sending = thread.submit(send)
+            try:
+                yield flow
+            finally:
+                stop.set()
+            sending.result()
+
+
+@dataclass
+class Flow:
+    """``sent``: how many signals were answered; ``unanswered``: tries that were not."""
+
+    sent: int = 0
+    unanswered: int = 0

@@ -12,6 +12,8 @@ from tests.e2e.records import Records
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 AGENT = ["python", "agents.py"]
+# Ends without a word at SIGTERM, as most programs do that are not the first of their container.
+ABRUPT = ["sh", "-c", "python agents.py worker & agent=$!; trap 'kill -9 $agent; exit 0' TERM; wait $agent"]
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +23,7 @@ def records(perdure: Installation, place: str) -> Records:
 
 @pytest.fixture(scope="module", autouse=True)
 def pools(perdure: Installation, place: str) -> None:
-    perdure.apply(place, *(pool(name, [*AGENT, name]) for name in ("waiter", "worker", "stepper")))
+    perdure.apply(place, *(pool(name, [*AGENT, name]) for name in ("waiter", "worker", "stepper")), pool("abrupt", ABRUPT))
 
 
 def evict(perdure: Installation, place: str, pod: str) -> None:
@@ -34,12 +36,13 @@ def delete(perdure: Installation, place: str, pod: str) -> None:
     perdure.delete("pod", pod, place, "--wait=false")
 
 
+@pytest.mark.parametrize("agent", ["worker", "abrupt"])
 @pytest.mark.parametrize("end", [evict, delete])
 def test_a_pod_that_is_taken_away_mid_step_is_no_failure(
-    perdure: Installation, place: str, records: Records, end: Callable[[Installation, str, str], None]
+    perdure: Installation, place: str, records: Records, end: Callable[[Installation, str, str], None], agent: str
 ) -> None:
-    name = f"moved-by-{end.__name__}"
-    perdure.apply(place, agent_run(name, "worker", {"seconds": 8}, retry={"maxRetries": 0}))
+    name = f"{agent}-{end.__name__}"
+    perdure.apply(place, agent_run(name, agent, {"seconds": 8}, retry={"maxRetries": 0}))
     pod = records.until_at_work(name)
     assert records.is_running(name)
     end(perdure, place, pod)

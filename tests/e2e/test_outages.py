@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.cluster.errors import ClusterError
@@ -41,56 +40,44 @@ def inside(perdure: Installation, place: str) -> Inside:
     return Inside(perdure, place)
 
 
-def send(inside: Inside, name: str, count: int) -> int:
-    """Numbered signals, each until it is answered, every third of them twice. How often there was no answer."""
-    failed = 0
-    for n in range(count):
-        for _ in range(2 if n % 3 == 0 else 1):
-            failed += inside.insist(name, "item", n, key=f"item-{n}")
-    return failed
-
-
 # ------------------------------------------------------------------------------------------------------------ our own parts
 
 
 def test_gateways_die_while_runs_work_and_signals_come(perdure: Installation, place: str, records: Records, inside: Inside) -> None:
-    count = 40
-    perdure.apply(place, agent_run("collects", "collector", {"count": count}), agent_run("works", "stepper", {"count": 150}))
+    perdure.apply(place, agent_run("collects", "collector"), agent_run("works", "stepper", {"count": 300}))
     perdure.until_phase("collects", place, "Suspended")
     records.until_at_work("works")
-    with ThreadPoolExecutor(1) as thread:
-        sending = thread.submit(send, inside, "collects", count)
+    with inside.flow("collects") as flow:
         for pod in perdure.all(PODS, NAMESPACE, "-l", "app.kubernetes.io/component=gateway"):
-            gateway = pod["metadata"]["name"]
-            bound = records.count("collects", "signal.received")
-            perdure.until("signals flow", lambda bound=bound: records.count("collects", "signal.received") > bound)
+            gateway, sent = pod["metadata"]["name"], flow.sent
+            perdure.until("signals flow", lambda sent=sent: flow.sent > sent)
             assert records.is_running("works")
-            assert not sending.done()
             perdure.cluster.kill_container_process(gateway, "gateway", signal.SIGKILL, namespace=NAMESPACE)
             perdure.delete("pod", gateway, NAMESPACE, "--force", "--grace-period=0")
             perdure.cluster.kubectl("rollout", "status", "deployment/perdure-gateway", "-n", NAMESPACE, "--timeout=120s", seconds=130)
-        assert sending.result(timeout=120) > 0, "nobody met a gateway that was dead"
-    assert perdure.until_phase("collects", place, "Succeeded", 120)["status"]["result"] == list(range(count))
-    assert perdure.until_phase("works", place, "Succeeded", 120)["status"]["result"] == {"steps": 150, "attempt": 1}
+    assert flow.unanswered > 0, "nobody met a gateway that was dead"
+    assert perdure.until_phase("collects", place, "Succeeded", 120)["status"]["result"] == list(range(flow.sent))
+    assert perdure.until_phase("works", place, "Succeeded", 120)["status"]["result"] == {"steps": 300, "attempt": 1}
     assert len(records.holders("works")) == 1, "a lease outlives a gateway"
+    assert records.count("works", "step.succeeded") == 300
 
 
 def test_the_database_dies_while_runs_work_and_signals_come(perdure: Installation, place: str, records: Records, inside: Inside) -> None:
     """Its process: the test's database has no volume that would outlive the pod, but one that outlives the container."""
-    count = 20
-    perdure.apply(place, agent_run("keeps", "collector", {"count": count}), agent_run("toils", "stepper", {"count": 100}))
+    perdure.apply(place, agent_run("keeps", "collector"), agent_run("toils", "stepper", {"count": 150}))
     perdure.until_phase("keeps", place, "Suspended")
     records.until_at_work("toils")
-    with ThreadPoolExecutor(1) as thread:
-        sending = thread.submit(send, inside, "keeps", count)
-        perdure.until("signals flow", lambda: records.count("keeps", "signal.received") > 2)
+    with inside.flow("keeps") as flow:
+        perdure.until("signals flow", lambda: flow.sent > 2)
         assert records.is_running("toils")
         perdure.cluster.kill_container_process("perdure-postgres-0", "postgres", signal.SIGKILL, namespace=NAMESPACE)
-        assert sending.result(timeout=180) > 0, "nobody met a database that was dead"
-    assert perdure.until_phase("keeps", place, "Succeeded", 120)["status"]["result"] == list(range(count))
-    assert perdure.until_phase("toils", place, "Succeeded", 120)["status"]["result"] == {"steps": 100, "attempt": 1}
+        perdure.until("somebody meets a database that is dead", lambda: flow.unanswered)
+        sent = flow.sent
+        perdure.until("signals flow again", lambda: flow.sent > sent + 2)
+    assert perdure.until_phase("keeps", place, "Succeeded", 120)["status"]["result"] == list(range(flow.sent))
+    assert perdure.until_phase("toils", place, "Succeeded", 120)["status"]["result"] == {"steps": 150, "attempt": 1}
     assert len(records.holders("toils")) == 1, "a lease outlives the database's restart"
-    assert records.count("toils", "step.succeeded") == 100
+    assert records.count("toils", "step.succeeded") == 150
 
 
 @pytest.mark.usefixtures("operators")
@@ -158,9 +145,8 @@ def test_warm_runs_go_on_without_the_apiserver(perdure: Installation, place: str
     try:
         for name, gateway in zip(names, inside.gateways, strict=True):
             inside.signal(name, "go", name, gateway=gateway)
-        perdure.until(
-            "signalled runs have ended", lambda: set(inside.states("cut-off-1") + inside.states("cut-off-2")) == {"Succeeded"}, 15
-        )
+        for name in names:
+            perdure.until(f"{name} has ended", lambda name=name: records.column(name, "state") == "Succeeded", 15)
         perdure.until("a timer has woken its run", lambda: records.column("cut-off-naps", "state") == "Succeeded", 30)
         time.sleep(max(0.0, stopped + OUTAGE_SECONDS - time.monotonic()))
         with pytest.raises(ClusterError, match="review-failed"):

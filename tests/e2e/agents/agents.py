@@ -59,9 +59,12 @@ async def stepper(run: Run, input: dict[str, Any]) -> dict[str, Any]:
 
 
 @agent
-async def collector(run: Run, input: dict[str, Any]) -> list[Any]:
-    """So many signals, one after the other: what each of them brought."""
-    return [(await run.wait_signal("item")).payload for _ in range(input["count"])]
+async def collector(run: Run, input: None) -> list[Any]:
+    """What signals brought, one after the other, until one brings nothing."""
+    brought = []
+    while (payload := (await run.wait_signal("item")).payload) is not None:
+        brought.append(payload)
+    return brought
 
 
 @agent
