@@ -47,7 +47,11 @@ begin
   end if;
 
   select * into q from perdure.runs x where x.namespace = p_run ->> 'namespace' and x.name = p_run ->> 'name' and not x.superseded for no key update;
-  if found and not perdure.terminal(q.state) then
+  if found and exists (select 1 from perdure.resources x where x.run_id = q.run_id and x.uid = p_uid) then
+    -- Since our first look the projector, which made the resource, or another operator has written it down.
+    return query select 'known', q.run_id, q.state;
+    return;
+  elsif found and not perdure.terminal(q.state) then
     return query select case when exists (select 1 from perdure.resources x where x.run_id = q.run_id) then 'wait' else 'name-taken' end,
       q.run_id, q.state;
     return;
