@@ -45,7 +45,7 @@ def namespace(cluster: Clients) -> Iterator[str]:
     cluster.kubectl("create", "namespace", name)
     cluster.kubectl("wait", "--for=create", "serviceaccount/default", "-n", name, "--timeout=30s")
     yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +66,7 @@ def place(perdure: Installation) -> Iterator[str]:
     perdure.cluster.kubectl("create", "namespace", name)
     perdure.prepare(name)
     yield name
-    perdure.cluster.kubectl("delete", "namespace", name, "--wait=false")
+    perdure.cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
 
 @pytest.fixture
