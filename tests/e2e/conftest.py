@@ -61,7 +61,7 @@ def namespace(cluster: Clients) -> Iterator[str]:
     cluster.kubectl("create", "namespace", name)
     cluster.kubectl("wait", "--for=create", "serviceaccount/default", "-n", name, "--timeout=30s")
     yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
 
 @pytest.fixture(scope="session")
@@ -82,4 +82,11 @@ def place(perdure: Installation) -> Iterator[str]:
     perdure.cluster.kubectl("create", "namespace", name)
     perdure.prepare(name)
     yield name
-    perdure.cluster.kubectl("delete", "namespace", name, "--wait=false")
+    perdure.cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
+
+
+@pytest.fixture
+def operators(perdure: Installation) -> Iterator[None]:
+    """For tests that take them away: two are there again afterwards."""
+    yield
+    perdure.scale_operators(2)

@@ -1,6 +1,6 @@
 """Perdure on the test cluster: images from the real Dockerfile, the real chart, its quickstart database. Installed once a test run.
 
-What tests ask of it is what a person would: kubectl, and SQL in the database's pod where only the store knows.
+What tests ask of it is what a person would: kubectl, and SQL in the database's container where only the store knows.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import yaml
 from tests.cluster.base_image import STANDS_IN_FOR
@@ -103,9 +104,23 @@ class Installation:
         return [pod["metadata"]["name"] for pod in self.all(PODS, namespace, "-l", "app.kubernetes.io/component=worker")]
 
     def sql(self, query: str) -> str:
-        """One value a line."""
+        """One value a line. Past Kubernetes: answers while the API server or the kubelet is away."""
         ask = 'PGPASSWORD="$POSTGRES_PASSWORD" psql -h 127.0.0.1 -U postgres -qtAc "$0"'
-        return self.cluster.kubectl("exec", f"{RELEASE}-postgres-0", "-n", NAMESPACE, "--", "sh", "-c", ask, query).strip()
+        # Where the node sees them: /run is its own.
+        fifos = self.cluster.folder / "fifo"
+        fifos.mkdir(exist_ok=True)
+        exec_in = ["ctr", "tasks", "exec", "--fifo-dir", fifos, "--exec-id", f"sql-{uuid4().hex}", self._database()]
+        return self.cluster.exec([*exec_in, "sh", "-c", ask, query]).strip()
+
+    def _database(self) -> str:
+        """The container that it runs in now."""
+        labels = {"io.kubernetes.pod.name": f"{RELEASE}-postgres-0", "io.kubernetes.container.name": "postgres"}
+        chosen = ",".join(f'labels."{key}"=={value}' for key, value in labels.items())
+        made = set(self.cluster.exec(["ctr", "containers", "list", "--quiet", chosen]).split())
+        running = {line.split()[0] for line in self.cluster.exec(["ctr", "tasks", "list"]).splitlines()[1:] if "RUNNING" in line}
+        if not made & running:
+            raise ClusterError("no container of the database runs")
+        return (made & running).pop()
 
     def until(self, what: str, look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
         """What ``look`` gives once it is true. Fails with the words of everybody concerned."""
@@ -171,6 +186,15 @@ class Installation:
             ]
         ).rpartition("\n")  # fmt: skip
         return int(status), json.loads(answer)
+
+    def scale_operators(self, replicas: int) -> None:
+        """Returns when so many are there."""
+        self.cluster.kubectl("scale", f"deployment/{RELEASE}-operator", "-n", NAMESPACE, f"--replicas={replicas}")
+        if replicas:
+            self.cluster.kubectl("rollout", "status", f"deployment/{RELEASE}-operator", "-n", NAMESPACE, "--timeout=120s", seconds=130)
+        else:
+            selector = ("-l", "app.kubernetes.io/component=operator")
+            self.until("the operators are gone", lambda: not self.all(PODS, NAMESPACE, *selector))
 
     def authority(self) -> Path:
         file = self.cluster.folder / "gateway-ca.pem"

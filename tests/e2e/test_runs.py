@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections import Counter
 from typing import Any
 
@@ -111,26 +110,6 @@ def test_children_are_resources_and_their_end_wakes_the_parent(perdure: Installa
     assert child["status"]["phase"] == "Succeeded"
 
 
-def test_a_deleted_parent_takes_three_levels_along(perdure: Installation, place: str) -> None:
-    perdure.apply(place, agent_run("dynasty", "parent", {"levels": 3, "leaf": "wait", "rows": 2}))
-    perdure.until("the last of them waits", lambda: _states(perdure, place, "dynasty")["Suspended"] >= 6, 150)
-    started = time.monotonic()
-    perdure.delete("agentrun", "dynasty", place, "--wait=true", "--timeout=30s")
-    assert time.monotonic() - started < 20
-    perdure.until("all are cancelled", lambda: set(_states(perdure, place, "dynasty")) == {"Cancelled"}, 60)
-
-    def left() -> list[str]:
-        return [run["metadata"]["name"] for run in perdure.all(RUNS, place) if run["metadata"]["name"].startswith("dynasty")]
-
-    perdure.until("their resources go", lambda: not left(), 60)
-    no_workers(perdure, place, "parent")
-
-
-def _states(perdure: Installation, place: str, name: str) -> Counter[str]:
-    rows = perdure.sql(f"select state from perdure.runs where namespace = '{place}' and name like '{name}%'")
-    return Counter(rows.split())
-
-
 # -------------------------------------------------------------------------------------------------------------- what breaks
 
 
@@ -188,23 +167,6 @@ def test_the_leader_dies_and_the_other_leads(perdure: Installation, place: str) 
     perdure.until_phase("interregnum", place, "Suspended")
     perdure.signal("interregnum", place, "go")
     perdure.until_phase("interregnum", place, "Succeeded")
-
-
-def test_warm_runs_go_on_without_an_operator(perdure: Installation, place: str) -> None:
-    perdure.apply(place, agent_run("alone", "fork", {}))
-    perdure.until_phase("alone", place, "Suspended")
-    perdure.until("a pod is warm", lambda: _idle(perdure, place, "fork") >= 1)
-    perdure.cluster.kubectl("scale", "deployment/perdure-operator", "-n", "perdure-system", "--replicas=0")
-    try:
-        perdure.until(
-            "the operators are gone", lambda: not perdure.all(PODS, "perdure-system", "-l", "app.kubernetes.io/component=operator")
-        )
-        perdure.signal("alone", place, "go")
-        perdure.until("it has succeeded", lambda: _states(perdure, place, "alone") == {"Succeeded": 1})
-        perdure.delete("agentrun", "interregnum", place, "--wait=false")
-    finally:
-        perdure.cluster.kubectl("scale", "deployment/perdure-operator", "-n", "perdure-system", "--replicas=2")
-    perdure.until_phase("alone", place, "Succeeded")
 
 
 # -------------------------------------------------------------------------------------------------------------- refusals

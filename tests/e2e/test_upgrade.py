@@ -103,7 +103,7 @@ def images(perdure: Installation) -> set[str]:
 def test_an_upgrade_loses_no_run(kept: Installation, place: str) -> None:
     kept.apply(
         place,
-        *(agent_run(f"working-{n}", "stepper", {"steps": 100}) for n in range(2)),
+        *(agent_run(f"working-{n}", "stepper", {"count": 100, "seconds": 1}) for n in range(2)),
         agent_run("waiting", "waiter", {}),
         agent_run("sleeping", "sleeper", {"seconds": 25}),
         agent_run("family", "parent", {"levels": 1, "leaf": "30"}),

@@ -12,6 +12,7 @@ from tests.integration.sidecar_harness import PATIENCE, RUN, Gateway, Pod, probl
 
 from perdure import protocol
 from perdure.protocol import Answer, Beat, Hello, Lease, LeaseLost, Op, Refusal, Retire, Welcome
+from perdure.sidecar.supervisor import NEWS_SECONDS
 
 
 def lease(gateway: Gateway, **changes: Any) -> None:
@@ -128,6 +129,23 @@ async def test_an_agent_that_drops_its_session_gives_the_run_back(tmp_path: Path
             agent.socket._response.connection.transport.abort()  # as when the process is killed: no close frame
             finish = await finishes(gateway)
         assert (finish["outcome"], finish["error"]["type"]) == ("retry", "AgentDisconnected")
+        assert await sidecar.exit_code() == 0
+
+
+async def test_an_agent_that_is_back_in_a_moment_keeps_its_run(tmp_path: Path) -> None:
+    """The store is not told before it can know that the pod is being deleted."""
+    gateway = Gateway()
+    async with running(tmp_path, gateway) as sidecar:
+        async with sidecar.session() as agent:
+            await agent.step("first")
+        async with sidecar.session() as agent:
+            await agent.step("second")
+            await asyncio.sleep(NEWS_SECONDS)
+            await agent.step("third")
+            assert gateway.store.kinds() == ["step.end"] * 3
+        gone = asyncio.get_running_loop().time()
+        assert (await finishes(gateway))["outcome"] == "retry"
+        assert asyncio.get_running_loop().time() - gone >= NEWS_SECONDS * 0.9
         assert await sidecar.exit_code() == 0
 
 

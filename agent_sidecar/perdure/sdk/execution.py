@@ -29,9 +29,9 @@ from perdure.sdk.transport import Transport
 from perdure.sdk.waits import Waits
 
 RECEIPT_GRACE_SECONDS: Final = 5.0
+"""How long a process that has lost its lease lives on for the receipts of tools that it is executing."""
 YIELD_SECONDS: Final = 5.0
 """How long a process that was told to end tries to give its run back."""
-"""How long a process that has lost its lease lives on for the receipts of tools that it is executing."""
 
 InputPolicy = Literal["reuse", "redo", "fail"]
 A = TypeVar("A", bound=msgspec.Struct)

@@ -104,7 +104,7 @@ async def drain(pod: Pod, server: HttpServer, terminated: asyncio.Event) -> None
     linger = 0.0 if leaves_visibly else PLAIN_LINGER_SECONDS
     while (now := loop.time()) < started + grace:
         agent_there = bool(pod.channels) or server.busy
-        owed = bool(pod.outbox.unanswered("activity.end")) or (len(pod.outbox) > 0 and not pod.over.is_set())
+        owed = pod.supervisor.undecided or bool(pod.outbox.unanswered("activity.end")) or (len(pod.outbox) > 0 and not pod.over.is_set())
         if agent_there or owed:
             last_there = now
         elif now - last_there >= linger or terminated.is_set():

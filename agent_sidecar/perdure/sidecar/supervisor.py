@@ -17,6 +17,9 @@ from perdure.sidecar.presence import Presence
 from perdure.sidecar.run import HeldRun, State
 
 RETRY_SECONDS = 0.5
+NEWS_SECONDS = 0.5
+"""An agent may have gone because its pod is being deleted, which is no failure of the run. The operator hears of that when the kubelet does
+and tells the store; the agent's end must not get there before."""
 
 log = logging.getLogger("perdure.sidecar.supervisor")
 
@@ -39,6 +42,8 @@ class Supervisor:
         self._cancelling = False
         self._pausing = False
         self._gone: asyncio.Future[None] | None = None
+        self.undecided = False
+        """The agent has gone, and the store is to be told in a moment."""
 
     # -------------------------------------------------------------------------------------------- what happens
 
@@ -53,7 +58,7 @@ class Supervisor:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        self._cancelling = self._pausing = False
+        self._cancelling = self._pausing = self.undecided = False
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
         self._gone = None
@@ -80,7 +85,13 @@ class Supervisor:
     def session_closed(self, secret: str | None) -> None:
         """The agent has closed a session; ``secret`` is what it had shown: a session of an earlier run says nothing about this one."""
         run = self._pod.held
-        if run is not None and run.admits(secret) and not self._presence.sessions:
+        if run is not None and run.admits(secret) and not run.over and not self.undecided:
+            self.undecided = True
+            self._timers.append(asyncio.get_running_loop().call_later(NEWS_SECONDS, self._still_closed, run))
+
+    def _still_closed(self, run: HeldRun) -> None:
+        self.undecided = False
+        if not self._presence.sessions:
             self.agent_gone(run, "the agent closed its session before the run had finished or suspended")
 
     def agent_gone(self, run: HeldRun, message: str) -> asyncio.Future[None]:

@@ -43,28 +43,38 @@ async def worker(run: Run, input: dict[str, Any]) -> dict[str, Any]:
 
 
 @agent
-async def stepper(run: Run, input: dict[str, Any]) -> dict[str, Any]:
-    """Many steps of a second each: always at work, always writing."""
-    for _ in range(input["steps"]):
-        await work(1)
-    return {"steps": input["steps"], "attempt": run.attempt}
+async def parent(run: Run, input: dict[str, Any]) -> Any:
+    """``levels`` below it; the last one works for ``leaf`` seconds."""
+    if input["levels"] == 0:
+        return await work(float(input["leaf"]))
+    below = await run.spawn(input={**input, "levels": input["levels"] - 1}).join()
+    return below.result
 
 
 @agent
-async def parent(run: Run, input: dict[str, Any]) -> Any:
-    """``levels`` below it; the last one does what ``leaf`` says. ``rows``: so many more children that are no resources."""
-    levels = input["levels"]
-    if levels == 0:
-        if input["leaf"] == "wait":
-            await run.wait_signal("never")
-        return await work(float(input["leaf"]))
-    rows = [
-        await run.spawn(input={"levels": 0, "leaf": "wait"}, recording="StoreOnly", key=f"row-{n}") for n in range(input.get("rows", 0))
-    ]
-    below = await run.spawn(input={**input, "levels": levels - 1, "rows": 0}).join()
-    for child in rows:
-        await child.join()
-    return below.result
+async def stepper(run: Run, input: dict[str, Any]) -> dict[str, Any]:
+    """At work for long, in many short steps."""
+    done = [await work(input.get("seconds", 0.2)) for _ in range(input["count"])]
+    return {"steps": len(done), "attempt": run.attempt}
+
+
+@agent
+async def collector(run: Run, input: None) -> list[Any]:
+    """What signals brought, one after the other, until one brings nothing."""
+    brought = []
+    while (payload := (await run.wait_signal("item")).payload) is not None:
+        brought.append(payload)
+    return brought
+
+
+@agent
+async def elder(run: Run, input: dict[str, Any]) -> list[str]:
+    """``levels`` of its own kind below it; the last one has ``children``, each as ``run.spawn`` takes it."""
+    if input["levels"]:
+        children = [await run.spawn(input={**input, "levels": input["levels"] - 1})]
+    else:
+        children = [await run.spawn(**child, key=f"child-{n}") for n, child in enumerate(input["children"])]
+    return [done.status for done in await run.join(children)]
 
 
 @agent
@@ -72,7 +82,10 @@ async def breaker(run: Run, input: dict[str, Any]) -> None:
     raise ValueError("this agent cannot do anything")
 
 
-AGENTS = {"waiter": waiter, "sleeper": sleeper, "worker": worker, "stepper": stepper, "parent": parent, "breaker": breaker}
+AGENTS = {
+    "waiter": waiter, "sleeper": sleeper, "worker": worker, "parent": parent, "stepper": stepper, "collector": collector, "elder": elder,
+    "breaker": breaker,
+}  # fmt: skip
 
 if __name__ == "__main__":
     AGENTS[sys.argv[1]].serve()

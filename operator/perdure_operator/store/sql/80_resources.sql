@@ -48,10 +48,14 @@ begin
   end if;
 
   select * into q from perdure.runs x where x.namespace = p_run ->> 'namespace' and x.name = p_run ->> 'name' and not x.superseded for no key update;
-  if found and not perdure.terminal(q.state) then
+  if found and exists (select 1 from perdure.resources x where x.run_id = q.run_id and x.uid = p_uid) then
+    -- Since our first look another operator has written it down.
+    return query select 'known', q.run_id, q.state;
+    return;
+  elsif found and not perdure.terminal(q.state) then
     -- Two resources of one name never are at once: another one's uid proves that it is gone. A run that has none yet has lost nothing.
-    return query select coalesce((select case x.uid when p_uid then 'known' else 'wait' end from perdure.resources x
-                                  where x.run_id = q.run_id and x.uid is not null), 'name-taken'), q.run_id, q.state;
+    return query select case when exists (select 1 from perdure.resources x where x.run_id = q.run_id and x.uid is not null) then 'wait'
+      else 'name-taken' end, q.run_id, q.state;
     return;
   elsif found then
     update perdure.runs x set superseded = true where x.run_id = q.run_id;

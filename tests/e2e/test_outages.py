@@ -1,0 +1,163 @@
+"""What breaks around runs: gateways, the database, the Kubernetes API, operators. Runs are at work and signals come while it happens."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from tests.cluster.errors import ClusterError
+from tests.e2e.inside import Inside
+from tests.e2e.installation import NAMESPACE, PODS, RUNS, Installation, agent_run, pool
+from tests.e2e.records import Records
+
+
+AGENT = ["python", "agents.py"]
+NEWS_SECONDS = 15.0
+OUTAGE_SECONDS = 20.0
+# An operator's term is over after 6 s, a lease after 15 s; nothing counts longer without an operator, so two minutes would show no more.
+ABSENCE_SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def records(perdure: Installation, place: str) -> Records:
+    return Records(perdure, place)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pools(perdure: Installation, place: str) -> None:
+    perdure.apply(
+        place,
+        pool("cold", [*AGENT, "waiter"]),
+        pool("stepper", [*AGENT, "stepper"]),
+        *(pool(name, [*AGENT, name], idle=2, reuse=True) for name in ("waiter", "sleeper", "collector")),
+    )
+
+
+@pytest.fixture
+def inside(perdure: Installation, place: str) -> Inside:
+    return Inside(perdure, place)
+
+
+# ------------------------------------------------------------------------------------------------------------ our own parts
+
+
+def test_gateways_die_while_runs_work_and_signals_come(perdure: Installation, place: str, records: Records, inside: Inside) -> None:
+    perdure.apply(place, agent_run("collects", "collector"), agent_run("works", "stepper", {"count": 300}))
+    perdure.until_phase("collects", place, "Suspended")
+    records.until_at_work("works")
+    with inside.flow("collects") as flow:
+        for pod in perdure.all(PODS, NAMESPACE, "-l", "app.kubernetes.io/component=gateway"):
+            gateway, sent = pod["metadata"]["name"], flow.sent
+            perdure.until("signals flow", lambda sent=sent: flow.sent > sent)
+            assert records.is_running("works")
+            perdure.cluster.kill_container_process(gateway, "gateway", signal.SIGKILL, namespace=NAMESPACE)
+            perdure.delete("pod", gateway, NAMESPACE, "--force", "--grace-period=0")
+            perdure.cluster.kubectl("rollout", "status", "deployment/perdure-gateway", "-n", NAMESPACE, "--timeout=120s", seconds=130)
+    assert flow.unanswered > 0, "nobody met a gateway that was dead"
+    assert perdure.until_phase("collects", place, "Succeeded", 120)["status"]["result"] == list(range(flow.sent))
+    assert perdure.until_phase("works", place, "Succeeded", 120)["status"]["result"] == {"steps": 300, "attempt": 1}
+    assert len(records.holders("works")) == 1, "a lease outlives a gateway"
+    assert records.count("works", "step.succeeded") == 300
+
+
+def test_the_database_dies_while_runs_work_and_signals_come(perdure: Installation, place: str, records: Records, inside: Inside) -> None:
+    """Its process: the test's database has no volume that would outlive the pod, but one that outlives the container."""
+    perdure.apply(place, agent_run("keeps", "collector"), agent_run("toils", "stepper", {"count": 150}))
+    perdure.until_phase("keeps", place, "Suspended")
+    records.until_at_work("toils")
+    with inside.flow("keeps") as flow:
+        perdure.until("signals flow", lambda: flow.sent > 2)
+        assert records.is_running("toils")
+        perdure.cluster.kill_container_process("perdure-postgres-0", "postgres", signal.SIGKILL, namespace=NAMESPACE)
+        perdure.until("somebody meets a database that is dead", lambda: flow.unanswered)
+        sent = flow.sent
+        perdure.until("signals flow again", lambda: flow.sent > sent + 2)
+    assert perdure.until_phase("keeps", place, "Succeeded", 120)["status"]["result"] == list(range(flow.sent))
+    assert perdure.until_phase("toils", place, "Succeeded", 120)["status"]["result"] == {"steps": 150, "attempt": 1}
+    assert len(records.holders("toils")) == 1, "a lease outlives the database's restart"
+    assert records.count("toils", "step.succeeded") == 150
+
+
+@pytest.mark.usefixtures("operators")
+def test_warm_runs_go_on_without_operators(perdure: Installation, place: str, records: Records) -> None:
+    names = ["alone-1", "alone-2"]
+    perdure.apply(place, *(agent_run(name, "waiter", {}) for name in names))
+    for name in names:
+        perdure.until_phase(name, place, "Suspended")
+    records.until_warm("waiter", 2)
+    records.until_warm("sleeper")
+    perdure.apply(place, agent_run("naps", "sleeper", {"seconds": 20}))
+    perdure.until_phase("naps", place, "Suspended")
+    perdure.scale_operators(0)
+    gone = time.monotonic()
+    assert records.column("naps", "state") == "Suspended", "it was to be woken later"
+    perdure.signal("alone-1", place, "go", 1)
+    perdure.until("it has succeeded", lambda: records.column("alone-1", "state") == "Succeeded")
+    perdure.until("its timer has woken it", lambda: records.column("naps", "state") == "Succeeded")
+    time.sleep(max(0.0, gone + ABSENCE_SECONDS - time.monotonic()))
+    perdure.signal("alone-2", place, "go", 2)
+    perdure.until("it has succeeded, late in the absence", lambda: records.column("alone-2", "state") == "Succeeded")
+    assert perdure.run("alone-1", place)["status"]["phase"] == "Suspended", "somebody wrote statuses"
+    perdure.scale_operators(2)
+    for name in (*names, "naps"):
+        perdure.until_phase(name, place, "Succeeded")
+        assert records.column(name, "failures") == "0"
+
+
+# ------------------------------------------------------------------------------------------------------- the Kubernetes API
+
+
+def test_the_apiserver_restarts_and_news_come_at_once(perdure: Installation, place: str, records: Records) -> None:
+    """A restart cuts every watch."""
+    perdure.apply(place, agent_run("works-on", "stepper", {"count": 60}), agent_run("goes", "cold", {}), agent_run("stays", "cold", {}))
+    perdure.until_phase("goes", place, "Suspended")
+    perdure.until_phase("stays", place, "Suspended")
+    records.until_at_work("works-on")
+    perdure.cluster.restart_apiserver()
+    assert records.is_running("works-on")
+    perdure.apply(place, agent_run("comes", "cold", {}))
+    perdure.delete(RUNS, "goes", place, "--wait=false")
+    perdure.until("the new run is known", lambda: records.column("comes", "state"), NEWS_SECONDS)
+    perdure.until("the deletion is known", lambda: records.column("goes", "state") == "Cancelled", NEWS_SECONDS)
+    perdure.until("the deleted one is gone", lambda: perdure.get(RUNS, "goes", place) is None, NEWS_SECONDS)
+    perdure.until_phase("comes", place, "Suspended")
+    assert perdure.until_phase("works-on", place, "Succeeded")["status"]["result"]["attempt"] == 1
+    assert records.column("stays", "state") == "Suspended"
+
+
+def test_warm_runs_go_on_without_the_apiserver(perdure: Installation, place: str, records: Records, inside: Inside) -> None:
+    names = ["cut-off-1", "cut-off-2"]
+    perdure.apply(place, *(agent_run(name, "waiter", {}) for name in (*names, "cut-off-late")))
+    for name in (*names, "cut-off-late"):
+        perdure.until_phase(name, place, "Suspended")
+    records.until_warm("waiter", 2)
+    records.until_warm("sleeper")
+    perdure.apply(place, agent_run("cut-off-naps", "sleeper", {"seconds": 12}), agent_run("cut-off-works", "stepper", {"count": 200}))
+    perdure.until_phase("cut-off-naps", place, "Suspended")
+    records.until_at_work("cut-off-works")
+    # Gateways know for ten seconds what somebody may do; from then on they cannot say it, and say that.
+    for gateway in inside.gateways:
+        inside.signal("cut-off-late", "other", gateway=gateway)
+    perdure.cluster.stop_apiserver()
+    stopped = time.monotonic()
+    try:
+        for name, gateway in zip(names, inside.gateways, strict=True):
+            inside.signal(name, "go", name, gateway=gateway)
+        for name in names:
+            perdure.until(f"{name} has ended", lambda name=name: records.column(name, "state") == "Succeeded", 15)
+        perdure.until("a timer has woken its run", lambda: records.column("cut-off-naps", "state") == "Succeeded", 30)
+        time.sleep(max(0.0, stopped + OUTAGE_SECONDS - time.monotonic()))
+        with pytest.raises(ClusterError, match="503"):
+            inside.signal("cut-off-late", "go", "late", gateway=inside.gateways[0])
+        assert records.is_running("cut-off-works")
+    finally:
+        perdure.cluster.start_apiserver()
+    for name in (*names, "cut-off-naps"):
+        perdure.until_phase(name, place, "Succeeded")
+    assert perdure.run("cut-off-1", place)["status"]["result"]["payload"] == "cut-off-1"
+    inside.insist("cut-off-late", "go", "late", key="late")
+    assert perdure.until_phase("cut-off-late", place, "Succeeded")["status"]["result"]["payload"] == "late"
+    assert perdure.until_phase("cut-off-works", place, "Succeeded")["status"]["result"] == {"steps": 200, "attempt": 1}
+    perdure.apply(place, agent_run("afterwards", "cold", {}))
+    perdure.until_phase("afterwards", place, "Suspended")
