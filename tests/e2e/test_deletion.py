@@ -9,7 +9,6 @@ import pytest
 from tests.e2e.installation import RUNS, Installation, Json, agent_run, pool
 from tests.e2e.records import Records
 
-
 AGENT = ["python", "agents.py"]
 POOLS = ("waiter", "worker", "stepper", "elder", "breaker")
 LEAVES: list[Json] = [

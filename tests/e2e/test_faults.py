@@ -9,7 +9,6 @@ import pytest
 from tests.e2e.installation import Installation, agent_run, pool
 from tests.e2e.records import Records
 
-
 AGENT = ["python", "agents.py"]
 # Ends without a word at SIGTERM, as most programs do that are not the first of their container.
 ABRUPT = ["sh", "-c", "python agents.py worker & agent=$!; trap 'kill -9 $agent; exit 0' TERM; wait $agent"]

@@ -11,7 +11,6 @@ from tests.e2e.inside import Inside
 from tests.e2e.installation import NAMESPACE, PODS, RUNS, Installation, agent_run, pool
 from tests.e2e.records import Records
 
-
 AGENT = ["python", "agents.py"]
 NEWS_SECONDS = 15.0
 OUTAGE_SECONDS = 20.0
