@@ -158,6 +158,9 @@ async def test_why_asks_a_person_what_became_of_a_call_and_takes_only_an_answer(
     await pod.op(wire.ActivityEnd(key=begun.key, token=begun.token or "", state="unknown", error=error))
     name = wire.question(begun.key, 1)
     await pod.wait("wait:effect=1", signal(name))
+    signals_only = cluster.api(gateway, verbs=["get", "signal"])
+    with pytest.raises(Refused, match="tester may not answer"):
+        await signals_only.call("POST", f"/runs/{run}/signals/{name}", {"happened": False})
     [shown] = (await api.view(run)).waiting_for
     assert (shown["name"], shown["tool"]) == (name, "send_mail")
     [wait] = (await api.call("GET", f"/runs/{run}/why"))["waitingFor"]

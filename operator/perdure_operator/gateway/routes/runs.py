@@ -165,12 +165,14 @@ class Runs:
             return await reader.find(request.match_info["ns"], request.match_info["run"])
 
     async def signal(self, request: web.Request) -> web.Response:
-        await authorize(request, "signal")
         name = request.match_info["signal"]
+        # To say what became of an effect decides whether money moves twice: that is a right of its own.
+        answers = wire.asked_about(name) is not None
+        await authorize(request, "answer" if answers else "signal")
         if not 1 <= len(name) <= 253 or "\x00" in name:
             raise InvalidInput("a signal's name has 1 to 253 characters")
         raw, _ = await body(request, "the signal's payload")
-        if wire.asked_about(name) is not None:
+        if answers:
             _check_answer(raw)
         key = request.headers.get("Idempotency-Key") or str(uuid4())
         if len(key) > 253:
