@@ -171,23 +171,6 @@ async def test_a_child_of_a_resource_gets_one_and_is_bound_by_its_label(cluster:
     assert await pg.fetchval("select count(*) from perdure.resources where run_id = $1", row_only) == 0
 
 
-async def test_a_resource_that_is_written_down_while_it_is_looked_for_is_known(cluster: Cluster, pg: asyncpg.Connection) -> None:
-    """The watch shows the operator what its projector makes, before the projector has written that down."""
-    await cluster.apply("parent")
-    spawn, child = runs.spawn(await runs.lease_next(cluster.store), "spawn:c#0", name="child")
-    await runs.apply(cluster.store, spawn)
-    uid = uuid4()
-    async with pg.transaction():
-        await pg.execute("update perdure.resources set uid = $2 where run_id = $1", child, uid)
-        seen = asyncio.create_task(cluster.apply("child", uid=uid, bound=child))
-        async with asyncio.timeout(10):
-            while not await pg.fetchval("select count(*) from pg_locks where not granted"):
-                assert not seen.done(), "it has not met the write"
-                await asyncio.sleep(0.01)
-    known = await seen
-    assert (known.decision, known.run, known.state) == ("known", child, "Pending")
-
-
 async def test_what_has_moved_is_due_and_progress_now_and_then(cluster: Cluster, pg: asyncpg.Connection) -> None:
     uid = uuid4()
     await cluster.apply("report", uid=uid)
