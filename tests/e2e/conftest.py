@@ -1,5 +1,5 @@
 """The cluster of the end-to-end tests: an existing one (``PERDURE_TEST_KUBECONFIG``), or the one of this checkout, started for them unless
-it runs. They come last, so that its load is no burden for the others."""
+it runs. Most of what they do is waiting, so `make test` runs them in one process and everything else in another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.slow)
         # Starting a cluster and installing Perdure are no part of a test, and have limits of their own.
         item.add_marker(pytest.mark.timeout(TEST_SECONDS, func_only=True))
-    items[:] = [*(item for item in items if HERE not in item.path.parents), *ours]
+        # One cluster, so one after the other; and begun first, because they take longest.
+        item.add_marker(pytest.mark.xdist_group("cluster"))
+    items[:] = [*ours, *(item for item in items if HERE not in item.path.parents)]
 
 
 @pytest.fixture(scope="session")
