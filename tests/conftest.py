@@ -21,11 +21,13 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 from perdure_operator.local.embedded_postgres import EmbeddedPostgres
 from perdure_operator.store.migrate import migrate
@@ -38,6 +40,19 @@ settings.register_profile("perdure", deadline=None, print_blob=True, suppress_he
 settings.load_profile("perdure")
 
 PREFIX = "perdure-tests-"
+E2E = "tests/e2e/"
+
+
+class OneCluster(LoadScopeScheduling):  # type: ignore[misc]
+    """End-to-end tests run one after the other, in one process, and begin first: there is one cluster, and they take longest."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return E2E if nodeid.startswith(E2E) else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneCluster:
+    return OneCluster(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -19,16 +19,13 @@ HERE = Path(__file__).parent
 TEST_SECONDS = 300
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ours = [item for item in items if HERE in item.path.parents]
-    for item in ours:
+    for item in items:
+        if HERE not in item.path.parents:
+            continue
         item.add_marker(pytest.mark.slow)
         # Starting a cluster and installing Perdure are no part of a test, and have limits of their own.
         item.add_marker(pytest.mark.timeout(TEST_SECONDS, func_only=True))
-        # One cluster, so one after the other; and begun first, because they take longest.
-        item.add_marker(pytest.mark.xdist_group("cluster"))
-    items[:] = [*ours, *(item for item in items if HERE not in item.path.parents)]
 
 
 @pytest.fixture(scope="session")
