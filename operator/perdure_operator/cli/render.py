@@ -184,7 +184,8 @@ def why(view: WhyView, run: str, pod_name: PodName, command: Callable[[str], str
     """State, reason, and for each wait what would end it. The pod has the name that the other commands call it by. ``command``: the
     beginning of a command line for a verb."""
     lines = [Text.assemble(phase(view.state), f" for {age(view.since)}" if view.since else "")]
-    if not view.waiting_for and (view.reason or view.message):
+    # What it waits for would not wake a run that is paused.
+    if (not view.waiting_for or view.reason == "Paused") and (view.reason or view.message):
         message = _POD.sub(lambda found: f"pod {pod_name(found[1])}", view.message)
         lines.append(Text(plain(": ".join(p for p in (view.reason, message) if p), 1000)))
     for wait in view.waiting_for:

@@ -95,13 +95,12 @@ def run_view(row: Row, result: bytes | None = None) -> RunView:
 
 def why(view: RunView) -> dict[str, Any]:
     """W6: what the run waits for, since when, and what would wake it; or why it does not run."""
+    paused = view.paused and view.state == "Suspended"
     return {
         "name": view.name,
         "state": view.state,
-        "reason": view.reason,
-        "message": ("paused; resume it to go on" if view.paused and view.state == "Suspended" else "")
-        or view.message
-        or (view.error or {}).get("message", ""),
+        "reason": "Paused" if paused else view.reason,
+        "message": "paused; resume it to go on" if paused else view.message or (view.error or {}).get("message", ""),
         "since": view.state_since,
         "waitingFor": view.waiting_for,
         "deadlineAt": view.deadline_at,

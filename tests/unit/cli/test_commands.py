@@ -131,6 +131,18 @@ def test_why_says_what_would_wake_it(call: Callable[..., Result], gateway: FakeG
     assert "to send it: perdure signal -n report weekly approve" in result.stdout
 
 
+def test_why_says_first_that_a_run_is_paused(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = {
+        "state": "Suspended", "reason": "Paused", "message": "paused; resume it to go on", "since": None,
+        "waitingFor": [{"kind": "signal", "name": "approve", "since": None, "key": "/wait:x#0"}],
+    }  # fmt: skip
+    assert call("why", "weekly").stdout.splitlines()[:3] == [
+        "Suspended",
+        "Paused: paused; resume it to go on",
+        "  waits for signal approve",
+    ]
+
+
 def test_why_calls_the_pod_by_its_name(call: Callable[..., Result], gateway: FakeGateway) -> None:
     view: dict[str, Any] = {"state": "Running", "reason": "Leased", "message": f"runs on pod {POD_ID}", "since": None, "waitingFor": []}
     gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = view
