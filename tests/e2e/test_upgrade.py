@@ -76,7 +76,7 @@ def arriving(perdure: Installation, place: str) -> Iterator[list[str]]:
 
     def come() -> None:
         try:
-            while not over.wait(4.0):
+            while not over.wait(6.0):
                 name = f"arriving-{len(names)}"
                 perdure.apply(place, agent_run(name, "worker", {"seconds": 0.1}))
                 names.append(name)

@@ -460,6 +460,20 @@ async def test_a_deletion_that_nobody_saw_is_found(site: Site) -> None:
     assert await site.pg.fetchval("select state from perdure.runs") == "Cancelled"
 
 
+async def test_a_run_that_lives_is_held_again(site: Site) -> None:
+    """An uninstall takes the finalizer off; whoever is installed next cares for the run's end again."""
+    await site.pool()
+    async with site.operating():
+        await site.create("report")
+        await site.pods(1)
+        await site.kube.merge_patch(AGENTRUNS, NS, "report", {"metadata": {"finalizers": []}})
+
+        async def held() -> bool:
+            return CANCEL_FINALIZER in ((await site.get("report"))["metadata"].get("finalizers") or [])
+
+        await site.until(held)
+
+
 async def test_many_absences_at_once_are_no_deletions(site: Site) -> None:
     await site.pool()
     for n in range(25):

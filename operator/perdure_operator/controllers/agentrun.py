@@ -85,6 +85,8 @@ class AgentRuns:
             return await self._new(resource, uid, generation)
         if known.ended:
             return await self._finished(resource)
+        if not await self._hold(resource):  # an uninstall has taken our finalizer off, and this is the next installation
+            return None
         if known.generation < generation:
             await self._tell_spec(known.run, _spec(resource), generation)
         return None
