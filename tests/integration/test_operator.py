@@ -199,6 +199,12 @@ async def test_spec_changes_reach_the_run(site: Site) -> None:
         assert truth(await site.phase("report", "Suspended"), "Suspended")[0] == "True"
         await site.kube.merge_patch(AGENTRUNS, NS, "report", {"spec": {"desiredState": "Running"}})
         await site.phase("report", "Pending")
+        patched = await site.kube.merge_patch(AGENTRUNS, NS, "report", {"spec": {"priority": 5}})
+
+        async def observed() -> bool:
+            return bool((await site.get("report"))["status"]["observedGeneration"] == patched["metadata"]["generation"])
+
+        await site.until(observed)
         await site.kube.merge_patch(AGENTRUNS, NS, "report", {"spec": {"desiredState": "Cancelled"}})
         cancelled = await site.phase("report", "Cancelled")
         assert cancelled["status"]["observedGeneration"] == cancelled["metadata"]["generation"]

@@ -211,7 +211,9 @@ declare
   v_paused boolean := p_body ->> 'desiredState' = 'Suspended';
   v_priority int := coalesce((p_body ->> 'priority')::int, 0);
 begin
-  update perdure.resources set generation = (p_body ->> 'generation')::bigint where run_id = r.run_id and generation < (p_body ->> 'generation')::bigint;
+  -- Shown as observed, also if nothing else comes of it.
+  update perdure.resources set generation = (p_body ->> 'generation')::bigint, changed_seq = r.last_seq, projected_seq = r.last_seq - 1
+  where run_id = r.run_id and generation < (p_body ->> 'generation')::bigint;
   if perdure.terminal(r.state) then
     return (r, jsonb_build_object('state', r.state))::perdure.op_result;
   end if;
