@@ -83,6 +83,8 @@ class PersonAnswer(Body, kw_only=True):
     provider_ref: str | None = None
 
 
+QUESTIONS = "effect:"
+"""What the names of signals that answer begin with."""
 _QUESTION = re.compile(r"effect:([0-9a-f]{64}):[0-9]{1,9}")
 
 

@@ -143,6 +143,13 @@ def connect() -> Connection:
             action="Then try again. (If it is being stopped, start it again.)",
             retryable=True,
         )
+    if state is not None and session is None:
+        # Not the cluster: somebody who has stopped it does not expect their next `cancel` to reach one.
+        raise Unavailable(
+            f"the `perdure dev` of {state.path.parent} is stopped",
+            code="stopped",
+            action=f"Start it again there: `perdure dev -f FILE…`; everything goes on. {FOR_CLUSTER}",
+        )
     if state is None or session is None:
         return _cluster(chosen, f"No `perdure dev` was found from this folder upwards. {FOR_LOCAL}")
     chosen.meant = f"Meant was the `perdure dev` of {state.path}. {FOR_CLUSTER}"

@@ -119,7 +119,7 @@ def run_row(run: RunView, pod_names: PodNames, *, with_namespace: bool) -> list[
 
 def runs(found: Iterable[RunView], pod_names: PodNames, *, wide: bool = False, with_namespace: bool = False) -> Table:
     def row(run: RunView) -> list[str | Text]:
-        children = f"{run.children.active}/{run.children.total}" if run.children.total else ""
+        children = f"{run.children.ended} of {run.children.total} done" if run.children.total else ""
         extra = [run.pool, children, run.run_id, run.summary or run.objective]
         return run_row(run, pod_names, with_namespace=with_namespace) + (extra if wide else [])
 

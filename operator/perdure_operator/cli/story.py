@@ -84,7 +84,11 @@ _TOLD: dict[str, Callable[[_Data], str]] = {
     "run.leased": lambda d: f"leased by {d.pod} (epoch {d['epoch'] or d.epoch})",
     "run.suspended": lambda d: f"suspended, {d['message'] or 'waiting'}; its pod is free",
     "run.woken": lambda d: _after("woken", d["message"]),
-    "run.lost": lambda d: f"lost its worker ({d['reason']}); queued again",
+    "run.lost": lambda d: (
+        "its worker was told to end, which is no failure; queued again"
+        if d["reason"] == "Terminated"
+        else f"lost its worker ({d['reason']}); queued again"
+    ),
     "run.retrying": lambda d: _after("this attempt failed", d.why) + (f"; next try {_clock(d['runnableAt'])}" if d["runnableAt"] else ""),
     "run.yielded": lambda _: "gave its pod back; queued again",
     "run.paused": lambda d: _after("paused", d["message"]),

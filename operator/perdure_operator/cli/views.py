@@ -60,7 +60,11 @@ class Children(View, frozen=True):
 
     @property
     def total(self) -> int:
-        return self.active + self.succeeded + self.failed
+        return self.active + self.ended
+
+    @property
+    def ended(self) -> int:
+        return self.succeeded + self.failed
 
 
 class RunView(View, frozen=True):

@@ -104,6 +104,13 @@ class NotRunning(PerdureError):
     action = "Stop this attempt."
 
 
+class NotAsked(PerdureError):
+    """A person answers a question that the run does not ask, or not any more."""
+
+    code, status = "not-asked", 409
+    action = "See what the run asks, with `why`; copy the whole command from there."
+
+
 class RunFinished(PerdureError):
     """The run is terminal; it never changes again."""
 

@@ -14,7 +14,8 @@ from perdure_operator.domain.errors import PerdureError
 from perdure_operator.local.pods import last_lines
 from perdure_operator.local.processes import Leash, Process, describe
 
-READY_SECONDS = 30.0
+READY_SECONDS = 120.0
+"""Of a process that lives: on a busy machine it is only slow."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 STOP_SECONDS = 2.0
 """A gateway holds nothing that is not in the store; somebody's open tail need not delay the end."""
@@ -26,7 +27,7 @@ class GatewayFailed(PerdureError):
     """A gateway process does not start."""
 
     code, status = "gateway-failed", 500
-    action = "The detail ends with the gateway's last words; its whole log is in the state folder."
+    action = "If the machine is busy, try again."
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ class LocalGateway:
                 if process.code is not None or loop.time() > deadline:
                     why = describe(process.code) if process.code is not None else f"was not ready after {READY_SECONDS:.0f} s"
                     await process.stop()
-                    words = "\n".join(last_lines(self.config.log, 15))
-                    raise GatewayFailed(f"{self.config.name} {why}:\n{words}")
+                    words = "\n".join(last_lines(self.config.log, 15)) or "(it has said nothing)"
+                    raise GatewayFailed(f"{self.config.name} {why}; its log, {self.config.log}, ends:\n{words}")
                 await asyncio.sleep(0.03)
 
     async def supervise(self) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
+from perdure_operator.services.conditions import rfc3339
 from perdure_operator.store.reads import Row
 
 _PENDING = {
-    "BackOff": "the last attempt failed; it is tried again at {runnable_at}",
+    "BackOff": "the last attempt failed{failure}; the next one is at {runnable_at}",
     "PoolNotFound": "there is no AgentPool {pool}",
     "PoolLimit": "pool {pool} runs as many runs as its maxPods allows",
     "TenantLimit": "namespace {namespace} runs as many runs as its limit allows",
@@ -56,5 +57,8 @@ def _pending(row: Row) -> tuple[str, str]:
         left = (datetime.fromisoformat(trouble["nextTry"]) - datetime.now(UTC)).total_seconds()
         again = f"the next try is in {math.ceil(left)} s" if left > 0 else "it is being tried again"
         return "PoolNotReady", f"queued, but pods of pool {row['pool']} fail: {trouble['message']}; {again}"
-    words = _PENDING.get(code, code or "").format(runnable_at=row["runnable_at"].isoformat(), pool=row["pool"], namespace=row["namespace"])
+    failure = ": ".join(part for part in (row["reason"], row["message"]) if part)
+    words = _PENDING.get(code, code or "").format(
+        runnable_at=rfc3339(row["runnable_at"]), pool=row["pool"], namespace=row["namespace"], failure=failure and f" ({failure[:300]})"
+    )
     return code or "Queued", words

@@ -162,6 +162,13 @@ class Reader:
             run,
         )
 
+    async def received(self, run: UUID, signal: str, id: str) -> bool:
+        """Whether this very signal was accepted before."""
+        found = await self._connection.fetchval(
+            "select exists (select 1 from perdure.wakeups where run_id = $1 and kind = 'signal' and name = $2 and id = $3)", run, signal, id
+        )
+        return bool(found)
+
     async def calls(self, run: UUID, keys: Sequence[str]) -> list[Call]:
         """Those of these effects of which nobody knows whether they happened."""
         rows = await self._connection.fetch(

@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from perdure import protocol as wire
-from perdure_operator.domain.errors import InvalidInput, PoolNotFound, from_code
+from perdure_operator.domain.errors import InvalidInput, NotAsked, PoolNotFound, from_code
 from perdure_operator.domain.ids import uuid7
 from perdure_operator.domain.payload import check_json
 from perdure_operator.domain.run import State
@@ -167,7 +167,7 @@ class Runs:
     async def signal(self, request: web.Request) -> web.Response:
         name = request.match_info["signal"]
         # To say what became of an effect decides whether money moves twice: that is a right of its own.
-        answers = wire.asked_about(name) is not None
+        answers = name.startswith(wire.QUESTIONS)
         await authorize(request, "answer" if answers else "signal")
         if not 1 <= len(name) <= 253 or "\x00" in name:
             raise InvalidInput("a signal's name has 1 to 253 characters")
@@ -178,12 +178,21 @@ class Runs:
         if len(key) > 253:
             raise InvalidInput("Idempotency-Key has 1 to 253 characters")
         run = await self._find(request)
+        if answers:
+            await self._check_asked(run, name, key)
         outcome = await _ok(
             self._batcher,
             # The request id is for our own second tries; the sender's is the signal's id, and it is told when that was there already.
             Control(run, "signal", {"name": name, "id": key}, request=uuid4(), payload=raw),
         )
         return reply({"seq": outcome["seq"], "duplicate": outcome["duplicate"], "id": key}, 202)
+
+    async def _check_asked(self, run: UUID, name: str, id: str) -> None:
+        """Raises NotAsked: an answer to nothing would look like one that was taken. The same answer sent again is none to nothing."""
+        async with self._store.reader() as reader:
+            asked = [wait["name"] for wait in run_view(await reader.run(run)).waiting_for if wait["name"].startswith(wire.QUESTIONS)]
+            if name not in asked and not await reader.received(run, name, id):
+                raise NotAsked(f"nobody asks about {name}" + (f"; the question is {', '.join(asked)}" if asked else ""))
 
     async def verb(self, request: web.Request) -> web.Response:
         verb = request.match_info["verb"]
