@@ -203,11 +203,13 @@ class ActivityDecision(Body, kw_only=True):
 
 class ActivityEnd(Body, tag="activity.end", tag_field="op", kw_only=True):
     """Closes an execution token. ``failed`` means *proven not executed*; anything else that is not a success is ``unknown``.
-    Accepted under an old epoch as evidence. Answer: :class:`ActivityRecorded`."""
+    Accepted under an old epoch as evidence. ``stillRunning``: it was given up, and what was begun may still act; until it
+    cannot any more no other execution is granted. Answer: :class:`ActivityRecorded`."""
 
     key: Key
     token: str
     state: Literal["succeeded", "failed", "unknown", "cancelled"]
+    still_running: bool = False
     response: Raw = NULL
     provider_ref: Annotated[str, Meta(max_length=1000)] | None = None
     error: ErrorInfo | None = None

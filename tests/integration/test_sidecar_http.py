@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from tests.integration.sidecar_harness import PATIENCE, Gateway, Op, Pod, Sidecar, running
 
@@ -99,6 +100,21 @@ async def test_a_body_that_is_too_large_is_refused_with_the_limit(tmp_path: Path
         assert str(LIMIT).encode() in body
         assert (await sidecar.post("events", {"kind": "x"}))[0] == 200
         assert len(gateway.store.ops) == 2
+
+
+async def test_json_that_is_too_deep_is_refused_like_any_that_is_wrong(tmp_path: Path) -> None:
+    deep = b"[" * 10_000 + b"]" * 10_000
+    async with running(tmp_path, Gateway()) as sidecar:
+        await sidecar.get("/v1/run")
+        body = b'{"token":"t","key":"k","response":%b}' % deep
+        async with sidecar.agent.post("/v1/activities/end", data=body) as response:
+            assert (response.status, response.content_type) == (400, "application/problem+json")
+        async with sidecar.agent.ws_connect("/v1/session") as session:
+            await session.send_str('{"id":1,"body":{"x":%s,"op":"step.end"}}' % deep.decode())  # noqa: UP031
+            message = await session.receive(PATIENCE)
+            refused = message.data if message.type is aiohttp.WSMsgType.TEXT else session.close_code
+            assert refused == 1003 or "bad-request" in refused
+        assert (await sidecar.get("/healthz"))[0] == 200
 
 
 async def test_a_message_that_is_too_large_is_refused_and_the_session_lives_on(tmp_path: Path) -> None:

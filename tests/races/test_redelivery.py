@@ -3,8 +3,12 @@ answers to whoever resends a request (R3)."""
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
 
 import asyncpg
 import msgspec
@@ -16,6 +20,9 @@ from tests.harness.pods import FakePod, signal
 from tests.harness.postgres import locked, waiters
 
 from perdure import protocol as wire
+from perdure_operator.domain.errors import Unavailable
+from perdure_operator.gateway.dispatch import Dispatcher
+from perdure_operator.store.store import Store
 
 
 async def die(cluster: Cluster, pod: FakePod) -> None:
@@ -225,3 +232,44 @@ async def test_a_lease_whose_commit_was_not_answered_is_brought_to_its_pod(clust
     context = await pod.lease()
     assert (context.run_id, context.epoch) == (str(run), grant.epoch)
     assert await pod.finish() == "Succeeded"
+
+
+async def test_news_that_could_not_be_brought_is_news_again(store: Store) -> None:
+    """It counts as told when the gateway has taken it, and the gateway's next statement fails."""
+    ours = await runs.running(store)
+    await runs.apply(store, runs.wait_for(ours, "w", runs.on_signal("go"), suspend=False))
+    await runs.apply(store, runs.signal(ours.run, "go", "1"))
+    told = asyncio.Event()
+
+    class Pod:
+        held = SimpleNamespace(fence=ours.fence)
+
+        def send(self, frame: object) -> None:
+            told.set()
+
+    class Hub:
+        def leases(self) -> list[int]:
+            return [1]
+
+        def holder(self, run: UUID) -> Pod:
+            return Pod()
+
+    class Interrupted:
+        """The store; the first read of payloads gets no answer."""
+
+        failures = 1
+        news, tell_again = store.news, store.tell_again
+
+        async def payloads(self, wanted: Any) -> Any:
+            if self.failures:
+                self.failures -= 1
+                raise Unavailable("the connection is gone")
+            return await store.payloads(wanted)
+
+    bringing = asyncio.create_task(Dispatcher(cast(Store, Interrupted()), runs.GATEWAY).run_news(cast(Any, Hub())))
+    try:
+        async with asyncio.timeout(10):
+            await told.wait()
+    finally:
+        bringing.cancel()
+        await asyncio.gather(bringing, return_exceptions=True)

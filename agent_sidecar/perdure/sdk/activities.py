@@ -7,6 +7,7 @@ a person. A token is closed as FAILED only when it is proven that nothing happen
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import itertools
 import logging
@@ -116,7 +117,7 @@ class ToolCall(Generic[R]):
             value: Any = None
             began = False
             try:
-                await self._pause(decision.retry_after_seconds)
+                await self._back_off(decision.retry_after_seconds)
                 await asyncio.sleep(0)  # a cancellation that came with the token ends the call here, before it can act
                 began = True
                 value = await self._run_body(decision.key, end)
@@ -165,23 +166,27 @@ class ToolCall(Generic[R]):
             strand.leave()
 
     async def _in_thread(self, key: str, end: ActivityEnd | None) -> Any:
-        """A thread cannot be stopped. If it is given up and succeeds later, its receipt is sent after all."""
+        """A thread cannot be stopped. If it is given up, nobody else may do the same until it has ended; how it ended is sent after all."""
         future = self._execution.threads.call(self._body(key), own_thread=True)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
+            if end is not None and not future.done():
+                end.still_running = True
             if end is not None:
                 future.add_done_callback(lambda done: self._late(done, end))
             raise
 
     def _late(self, done: asyncio.Future[Any], end: ActivityEnd) -> None:
-        if done.cancelled() or done.exception() is not None:
+        if done.cancelled():
             return
-        try:
-            response = msgspec.Raw(encode(done.result()))
-        except errors.PerdureError:
-            response = protocol.NULL
-        late = ActivityEnd(key=end.key, token=end.token, state="succeeded", response=response)
+        late = ActivityEnd(key=end.key, token=end.token, state="unknown")
+        if (error := done.exception()) is not None:
+            late.error = errors.describe(error)
+        else:
+            late.state = "succeeded"
+            with contextlib.suppress(errors.PerdureError):
+                late.response = msgspec.Raw(encode(done.result()))
         self._execution.background(self._close(late))
 
     async def _close(self, end: ActivityEnd) -> None:
@@ -304,6 +309,13 @@ class ToolCall(Generic[R]):
         body = protocol.ActivityResolve(key=key, happened=happened, response=msgspec.Raw(response), provider_ref=provider_ref)
         with self._here.strand.busy():
             return await self._execution.call(body, ActivityDecision)
+
+    async def _back_off(self, seconds: float) -> None:
+        """Before a call that is granted already. Raises NotExecuted when this process ends first: the token must not stay open."""
+        if seconds > 0:
+            with self._here.strand.busy():
+                if await self._execution.stops_within(seconds):
+                    raise errors.NotExecuted("this process ends before the call is made again")
 
     async def _pause(self, seconds: float) -> None:
         if seconds > 0:

@@ -203,12 +203,17 @@ class Execution:
 
     async def pause(self, seconds: float) -> None:
         """Waits in this process, between tries. Raises RunCancelled as soon as a cancel comes."""
+        if await self.stops_within(seconds):
+            await self.park()
+
+    async def stops_within(self, seconds: float) -> bool:
+        """The same for who has something to say before the process ends: True as soon as the attempt is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stop.wait()
-        if self.over:
-            await self.park()
-        self.check()
+        if not self.over:
+            self.check()
+        return self.over
 
     @contextmanager
     def here(self, scope: Scope, strand: Strand, step: str | None) -> Iterator[None]:

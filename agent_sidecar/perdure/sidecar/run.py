@@ -63,11 +63,15 @@ def _look(answer: bytes) -> _Decision:
 
 
 _TAG_PREFIX = b'{"op":"'
+TOO_DEEP = "the JSON is nested too deeply"
 
 
 def closed_token(body: bytes) -> str:
     """The execution token that an activity.end closes. Raises msgspec.DecodeError, msgspec.ValidationError."""
-    return _token.decode(body).token
+    try:
+        return _token.decode(body).token
+    except RecursionError:
+        raise msgspec.DecodeError(TOO_DEEP) from None
 
 
 def operation_tag(body: bytes) -> str:
@@ -78,7 +82,10 @@ def operation_tag(body: bytes) -> str:
         end = body.find(b'"', len(_TAG_PREFIX), 64)
         if end > 0:
             return body[len(_TAG_PREFIX) : end].decode("latin-1")
-    return _tag.decode(body).op
+    try:
+        return _tag.decode(body).op
+    except RecursionError:
+        raise msgspec.DecodeError(TOO_DEEP) from None
 
 
 class HeldRun:

@@ -101,7 +101,7 @@ class Session:
     def on_message(self, data: bytes) -> None:
         try:
             message = _decoder.decode(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             self._socket.close(websocket.UNSUPPORTED_DATA, f"not a message of the session: {error}"[:120])
             return
         if message.pong is not None:

@@ -91,7 +91,7 @@ class MemoryLedger:
             entry.response = bytes(body.response)
             entry.provider_ref = body.provider_ref
             entry.error = body.error
-            entry.executor_gone = entry.executor_gone or current
+            entry.executor_gone = entry.executor_gone or (current and not body.still_running)
         return ActivityRecorded(state=entry.state, evidence=evidence)
 
     def resolve(self, body: ActivityResolve) -> ActivityDecision:

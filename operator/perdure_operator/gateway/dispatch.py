@@ -59,14 +59,20 @@ class Dispatcher:
         return len(grants)
 
     async def run_news(self, hub: Hub) -> None:
+        missed = False
         while True:
             pause = NEWS_SECONDS
             if hub.leases():
                 try:
+                    if missed:
+                        await self._store.tell_again(self._gateway)
+                        missed = False
                     for news in await self._store.news(self._gateway):
                         await self._tell(hub, news)
                 except PerdureError as error:
-                    log.warning("news could not be read", error=str(error))
+                    # What was taken counts as told.
+                    missed = True
+                    log.warning("news could not be brought", error=str(error))
                     pause = OUTAGE_SECONDS
             await self.kick_news.pause(pause)
 

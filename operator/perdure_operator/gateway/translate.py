@@ -210,6 +210,7 @@ def operation(held: Held, request: UUID, body: wire.Operation, pools: Pools, lea
         payload = _raw(body.response, "response")
         if isinstance(body, wire.ActivityEnd):
             content |= {"token": _uuid(body.token, "token"), "state": body.state, "error": _error(body.error)}
+            content |= {"stillRunning": True} if body.still_running else {}
         else:
             content |= {"happened": body.happened, "token": uuid4(), "leaseSeconds": lease_seconds}
     elif isinstance(body, wire.WaitBegin):

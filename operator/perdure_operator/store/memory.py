@@ -102,7 +102,7 @@ class Oracle(LedgerRules):
                     run.slices += [(seq, piece) for piece in op.slices]
         except PerdureError as error:
             return Outcome(error.code, {}, state=run.state)
-        if holds and len(run.log) > before and op.kind not in ("activity.begin", "event"):
+        if holds and len(run.log) > before and op.kind not in ("activity.begin", "event", "finish"):
             run.worker_seq = len(run.log)
         leased = self._direct(run, idle, gateway)
         if op.request is not None and len(run.log) > before:

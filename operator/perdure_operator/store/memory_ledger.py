@@ -105,7 +105,7 @@ class LedgerRules:
             entry.token, entry.state = token, state
             entry.response = op.payload if state == "SUCCEEDED" else None
             entry.provider_ref, entry.error = body.get("providerRef"), body.get("error")
-            entry.executor_ended |= current
+            entry.executor_ended |= current and not body.get("stillRunning", False)
             if ended:
                 run.record("activity.evidence" if evidence else f"activity.{state.lower()}")
         if twice and ended:

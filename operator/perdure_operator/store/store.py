@@ -217,6 +217,11 @@ class Store:
             )
         return [Alive(row["run_id"], row["cancel"], row["pause"]) for row in rows]
 
+    async def tell_again(self, gateway: str) -> None:
+        """Who holds a lease at this gateway may not have heard the last news: it is news again."""
+        async with self.connection() as connection:
+            await connection.execute("select perdure.tell_again($1)", gateway)
+
     async def news(self, gateway: str) -> list[News]:
         async with self.connection() as connection:
             rows = await connection.fetch("select * from perdure.news($1)", gateway)

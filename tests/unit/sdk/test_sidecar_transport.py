@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from tests.unit.sdk.conftest import Exits
 from tests.unit.sdk.fake_sidecar import PATIENCE, FakeSidecar, fake_sidecar, problem
 
-from perdure import Agent, Run, agent, step, tool
+from perdure import Agent, EffectUnknown, NotExecuted, Run, agent, step, tool
 from perdure.protocol import ActivityEnd, EventAppend, Finish, Operation, encode_json
 from perdure.sdk.errors import PodRetired, Refused, SidecarUnavailable
 from perdure.sdk.exits import LEASE_LOST, TERMINATED
@@ -310,6 +311,49 @@ async def test_the_receipt_of_a_tool_at_work_gets_out_after_the_lease_is_lost(tm
             assert record.state == "Pending"
         assert isinstance(last[-1], ActivityEnd)
         assert [entry.state for entry in record.ledger.entries.values()] == ["SUCCEEDED"]
+
+
+async def test_a_call_that_waits_for_its_next_try_is_closed_when_the_process_is_told_to_end(tmp_path: Path) -> None:
+    """It has been granted and not been made: left open, a person would be asked about a call that never happened."""
+
+    @tool(effect="external", retries=5)
+    async def send() -> str:
+        asyncio.get_running_loop().call_later(0.02, doing.execution.give_back, TERMINATED)
+        raise NotExecuted("no connection")
+
+    @agent
+    async def main(run: Run) -> None:
+        await send()
+
+    async with fake_sidecar(tmp_path) as sidecar:
+        record = Simulation(main).record
+        await sidecar.hold(record)
+        doing = Attempt(main, sidecar)
+        assert await doing.run() == TERMINATED
+        assert [entry.state for entry in record.ledger.entries.values()] == ["FAILED"]
+        assert record.state == "Pending"
+
+
+async def test_a_thread_that_was_given_up_is_said_to_run_on_until_it_ends(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    @tool(effect="external", on_unknown="fail", timeout=0.05)
+    def send() -> None:
+        release.wait(10)
+        raise OSError("broken")
+
+    @agent
+    async def main(run: Run) -> None:
+        with pytest.raises(EffectUnknown):
+            await send.aio()
+        release.set()
+        await sidecar.until(lambda: sum(isinstance(body, ActivityEnd) for _, body in sidecar.operations) == 2)
+
+    async with fake_sidecar(tmp_path) as sidecar:
+        await sidecar.hold(Simulation(main).record)
+        assert await Attempt(main, sidecar).run() == 0
+        ends = [body for _, body in sidecar.operations if isinstance(body, ActivityEnd)]
+        assert [(end.state, end.still_running) for end in ends] == [("unknown", True), ("unknown", False)]
 
 
 async def test_what_was_on_its_way_when_the_lease_was_lost_does_not_come_back(tmp_path: Path) -> None:

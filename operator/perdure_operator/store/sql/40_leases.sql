@@ -147,6 +147,12 @@ begin
   join perdure.runs r on r.run_id = l.run_id;
 end $$;
 
+-- A gateway took its news and could not bring them, or never got them.
+create or replace function perdure.tell_again(p_gateway text) returns void language sql as $$
+  update perdure.leases set poke = poke + 1
+  where run_id in (select run_id from perdure.leases where gateway = p_gateway order by run_id for update)
+$$;
+
 -- Leases of this gateway whose holder has not heard the latest.
 create or replace function perdure.news(p_gateway text)
 returns table (run_id uuid, epoch int, cancel boolean, pause boolean, outcomes jsonb, signals text[]) language sql as $$

@@ -184,8 +184,8 @@ begin
           select br, h, d from unnest(b_ord, b_run, b_hash, b_data) b(o, br, h, d) where o = i on conflict do nothing;
         end if;
       end if;
-      -- What an attempt does again each time before it breaks (the intent of a call, an event of its own) is no progress.
-      if v_fenced and r.last_seq > v_before.last_seq and p_kind[i] not in ('activity.begin', 'event') then
+      -- What an attempt does again each time before it breaks (the intent of a call, an event of its own, its end) is no progress.
+      if v_fenced and r.last_seq > v_before.last_seq and p_kind[i] not in ('activity.begin', 'event', 'finish') then
         r.worker_seq := r.last_seq;
       end if;
       if r.state = 'Pending' and cardinality(p_idle) > 0 then
