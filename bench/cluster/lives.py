@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 from tests.cluster.audit import AuditLog
+from tests.cluster.errors import ClusterError
 from tests.e2e.installation import PODS, Installation, agent_run, pool
 
 NAMESPACE = "bench"
@@ -67,10 +68,8 @@ class Lives:
     def bare(self) -> dict[str, float]:
         name = self._name("bare")
         self._perdure.apply(NAMESPACE, {**self._shape, "metadata": {"name": name}})
-        words = self._perdure.until(
-            f"{name} speaks", lambda: self._perdure.cluster.kubectl("logs", name, "-n", NAMESPACE, "-c", "agent", "--ignore-errors")
-        )
-        created, began = self._asked("create", PODS, name), float(words.split()[0])
+        began = float(self._perdure.until(f"{name} speaks", lambda: self._words(name)))
+        created = self._asked("create", PODS, name)
         self._perdure.delete("pod", name, NAMESPACE, "--wait=true")
         return {"bare start": began - created, "bare stop": self._gone(name) - self._asked("delete", PODS, name)}
 
@@ -126,6 +125,13 @@ class Lives:
         return self._audit.writes(NAMESPACE, by=OURS, names=(name, *pods))
 
     # ------------------------------------------------------------------------------------------------------------------- parts
+
+    def _words(self, pod: str) -> str:
+        """The first that its agent says; nothing before it has begun."""
+        try:
+            return self._perdure.cluster.kubectl("logs", pod, "-n", NAMESPACE, "-c", "agent").partition("\n")[0]
+        except ClusterError:
+            return ""
 
     def _name(self, kind: str) -> str:
         self._count += 1

@@ -257,7 +257,8 @@ def test_a_paused_run_keeps_what_comes_until_it_is_resumed(jane: Person, perdure
     perdure.until("its resource says so", lambda: perdure.run("parked", place)["status"]["waitReason"] == "resume")
     assert "paused" in jane.says("why", "parked").out.lower()
     perdure.signal("parked", place, "go")
-    assert jane.says("get", "parked", "-o", "json").json["phase"] == "Paused"
+    parked = jane.says("get", "parked", "-o", "json").json
+    assert (parked["state"], parked["paused"]) == ("Suspended", True)
     assert "resumed" in jane.says("resume", "parked").out
     perdure.until_phase("parked", place, "Succeeded")
 

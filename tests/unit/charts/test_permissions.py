@@ -32,6 +32,7 @@ EDIT: Rules = {
         ("agentruns.perdure.dev", "agentpools.perdure.dev", "triggers.perdure.dev"), "create delete deletecollection patch update"
     ),
     **{f"agentruns/{what}.perdure.dev": "create" for what in ("signal", "cancel", "pause", "answer")},
+    "triggers/emit.perdure.dev": "create",
 }
 
 
