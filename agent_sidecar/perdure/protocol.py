@@ -85,12 +85,12 @@ class PersonAnswer(Body, kw_only=True):
 
 QUESTIONS = "effect:"
 """What the names of signals that answer begin with."""
-_QUESTION = re.compile(r"effect:([0-9a-f]{64}):[0-9]{1,9}")
+_QUESTION = re.compile(QUESTIONS + r"([0-9a-f]{64}):[0-9]{1,9}")
 
 
 def question(key: str, attempt: int) -> str:
     """The signal that answers what became of one execution of an effect: a second doubt needs a second answer."""
-    return f"effect:{key}:{attempt}"
+    return f"{QUESTIONS}{key}:{attempt}"
 
 
 def asked_about(signal: str) -> str | None:

@@ -60,8 +60,8 @@ class FakeWatch:
     def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
         return self._seen.get((resource, namespace, name))
 
-    def items(self, resource: Resource) -> Iterable[Json]:
-        return [found for place, found in self._seen.items() if place[0] == resource]
+    def items(self, resource: Resource, namespace: str | None = None) -> Iterable[Json]:
+        return [found for place, found in self._seen.items() if place[0] == resource and namespace in (None, place[1])]
 
     def deleted(self, resource: Resource, namespace: str, name: str) -> Json | None:
         return self._deleted.get((resource, namespace, name))

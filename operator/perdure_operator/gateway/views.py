@@ -114,12 +114,13 @@ def why(view: RunView, calls: Sequence[Call] = (), trouble: dict[str, Any] | Non
         "since": view.state_since,
         "pausedBy": view.paused_by,
         "poolTrouble": trouble,
-        "waitingFor": [wait | {"call": about[key]} if (key := _asked(wait)) in about else wait for wait in view.waiting_for],
+        "waitingFor": [wait | {"call": about[key]} if (key := question_of(wait)) in about else wait for wait in view.waiting_for],
         "deadlineAt": view.deadline_at,
     }
 
 
-def _asked(wait: dict[str, Any]) -> str | None:
+def question_of(wait: dict[str, Any]) -> str | None:
+    """Key of the effect that a person is asked about, if that is what is waited for."""
     return asked_about(wait["name"]) if wait["kind"] == "signal" else None
 
 

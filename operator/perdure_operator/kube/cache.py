@@ -46,8 +46,9 @@ class Cache:
         known = self._of(resource).get((namespace, name))
         return None if known is None else _decode(known.data)
 
-    def items(self, resource: Resource) -> Iterable[Object]:
-        return [_decode(known.data) for known in self._of(resource).values()]
+    def items(self, resource: Resource, namespace: str | None = None) -> Iterable[Object]:
+        """Of one namespace or of all. Each is decoded: ask for no more than is needed."""
+        return [_decode(known.data) for place, known in self._of(resource).items() if namespace in (None, place[0])]
 
     def deleted(self, resource: Resource, namespace: str, name: str) -> Object | None:
         """The last state of an object of that name that was seen deleted; of several the first. It stays until it is forgotten."""

@@ -135,8 +135,8 @@ class Informer:
         """The newest state that was seen."""
         return self._cache.get(resource, namespace, name)
 
-    def items(self, resource: Resource) -> Iterable[Object]:
-        return self._cache.items(resource)
+    def items(self, resource: Resource, namespace: str | None = None) -> Iterable[Object]:
+        return self._cache.items(resource, namespace)
 
     def deleted(self, resource: Resource, namespace: str, name: str) -> Object | None:
         """The last state of an object that was seen deleted, until it is forgotten."""

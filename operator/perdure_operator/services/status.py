@@ -13,6 +13,7 @@ from perdure_operator.kube.api.status import fitted
 from perdure_operator.kube.names import pod_name
 from perdure_operator.services.conditions import Verdict, condition, rfc3339
 from perdure_operator.services.why import in_words
+from perdure_operator.store.payload import in_place
 from perdure_operator.store.reads import Row
 
 Json = dict[str, Any]
@@ -20,7 +21,6 @@ Json = dict[str, Any]
 MAX_WAITS = 8
 MAX_WAIT_REASON = 253
 MAX_RESULT_BYTES = 1024
-_INLINE = b"\x00"
 
 
 def status_of(row: Row, generation: int, resource: Json) -> Json:
@@ -106,8 +106,8 @@ def _result(row: Row) -> Json:
     stored = row["result"]
     if stored is None:
         return {}
-    if stored[:1] == _INLINE and len(stored) <= MAX_RESULT_BYTES + 1:
-        return {"result": decode(stored[1:])}
+    if (small := in_place(stored)) is not None and len(small) <= MAX_RESULT_BYTES:
+        return {"result": decode(small)}
     return {"resultRef": f"perdure:run/{row['run_id']}/result"}
 
 

@@ -178,8 +178,6 @@ async def journaled(connection: Connection, run: UUID, key: str) -> JournalRow |
     )
     if row is None:
         return None
-    payloads = Payloads()
-    payloads.want([row["payload"]])
-    await payloads.load(connection)
+    payloads = await Payloads.of(connection, [row["payload"]])
     error = decode(row["error"]) if row["error"] else None
     return _journal(row, {"fingerprint": row["fingerprint"], "error": error, "outcome": None, "child": None}, payloads)

@@ -51,6 +51,14 @@ class Payloads:
         self._wanted: set[bytes] = set()
         self._found: dict[bytes, bytes] = {}
 
+    @classmethod
+    async def of(cls, connection: asyncpg.Connection | asyncpg.pool.PoolConnectionProxy, stored: Iterable[bytes | None]) -> Payloads:
+        """All of these, loaded."""
+        payloads = cls()
+        payloads.want(stored)
+        await payloads.load(connection)
+        return payloads
+
     def want(self, stored: Iterable[bytes | None]) -> None:
         self._wanted.update(s for s in stored if s is not None and s[:1] == _BLOB)
 

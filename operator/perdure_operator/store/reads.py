@@ -133,9 +133,7 @@ class Reader:
             start,
             limit,
         )
-        payloads = Payloads()
-        payloads.want(row["payload"] for row in rows)
-        await payloads.load(self._connection)
+        payloads = await Payloads.of(self._connection, (row["payload"] for row in rows))
         return [
             EventRow(
                 row["seq"],
@@ -177,9 +175,7 @@ class Reader:
             run,
             list(keys),
         )
-        payloads = Payloads()
-        payloads.want(row["request"] for row in rows)
-        await payloads.load(self._connection)
+        payloads = await Payloads.of(self._connection, (row["request"] for row in rows))
         return [
             Call(
                 row["key"],
@@ -201,7 +197,5 @@ class Reader:
         )
 
     async def payload(self, stored: bytes | None) -> bytes:
-        payloads = Payloads()
-        payloads.want([stored])
-        await payloads.load(self._connection)
+        payloads = await Payloads.of(self._connection, [stored])
         return payloads.get(stored)

@@ -399,11 +399,8 @@ class Store:
             return await journaled(connection, run, key)
 
     async def payloads(self, stored: Sequence[bytes | None]) -> Payloads:
-        found = Payloads()
-        found.want(stored)
         async with self.connection() as connection:
-            await found.load(connection)
-        return found
+            return await Payloads.of(connection, stored)
 
     @asynccontextmanager
     async def reader(self) -> AsyncIterator[reads.Reader]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from uuid import uuid4
 
 import asyncpg
@@ -10,20 +9,6 @@ import pytest
 from tests.harness import runs
 
 from perdure_operator.store.store import Store
-
-
-@pytest.fixture
-async def store(database: str) -> AsyncIterator[Store]:
-    store = await Store.connect(database)
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-async def pg(database: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(database)
-    yield connection
-    await connection.close()
 
 
 async def test_a_run_that_only_ever_yields_is_parked(store: Store, pg: asyncpg.Connection) -> None:

@@ -35,6 +35,16 @@ async def running(store: Store, run: uuid.UUID | None = None) -> tuple[uuid.UUID
     return run, Fence(grant.epoch, pod)
 
 
+async def finished_child(store: Store, run: uuid.UUID, fence: Fence) -> uuid.UUID:
+    """One that has succeeded, and whose parent has not been settled since."""
+    child = uuid.uuid4()
+    spec = {**COLUMNS, "run_id": child, "name": str(child)}
+    await store.control([Control(run, "spawn", {"key": "c", "run": spec}, fence, uuid.uuid4(), b"null", child)])
+    held, its = await running(store, child)
+    await store.control([Control(held, "finish", {"outcome": "succeeded"}, its, uuid.uuid4(), b"1")])
+    return child
+
+
 def wait(run: uuid.UUID, fence: Fence, kind: str, name: str) -> Control:
     body = {"key": "w", "name": "w", "mode": "any", "on": [{"kind": kind, "name": name}], "timeoutSeconds": None, "suspend": True}
     return Control(run, "wait", body, fence, uuid.uuid4())
@@ -53,11 +63,7 @@ async def test_a_cancel_before_the_suspension_cancels(database: str) -> None:
 async def test_a_child_that_is_done_but_not_applied_wakes_at_the_suspension(database: str) -> None:
     store = await Store.connect(database)
     run, fence = await running(store)
-    child = uuid.uuid4()
-    spec = {**COLUMNS, "run_id": child, "name": str(child)}
-    await store.control([Control(run, "spawn", {"key": "c", "run": spec}, fence, uuid.uuid4(), b"null", child)])
-    held, its = await running(store, child)
-    await store.control([Control(held, "finish", {"outcome": "succeeded"}, its, uuid.uuid4(), b"1")])
+    child = await finished_child(store, run, fence)
     [outcome] = await store.control([wait(run, fence, "child_done", str(child))])
     assert outcome.state == "Pending"
     assert await store.verify() == []
@@ -83,11 +89,7 @@ async def test_a_child_that_two_waits_wait_for_stays_with_the_first(database: st
     """What a wakeup was bound to is history: a second wait for it has its outcome, and takes nothing away."""
     store = await Store.connect(database)
     run, fence = await running(store)
-    child = uuid.uuid4()
-    spec = {**COLUMNS, "run_id": child, "name": str(child)}
-    await store.control([Control(run, "spawn", {"key": "c", "run": spec}, fence, uuid.uuid4(), b"null", child)])
-    held, its = await running(store, child)
-    await store.control([Control(held, "finish", {"outcome": "succeeded"}, its, uuid.uuid4(), b"1")])
+    child = await finished_child(store, run, fence)
     await store.control([Control(run, "settle", {})])
     for key in ("first", "second"):
         on = [{"kind": "child_done", "name": str(child)}]

@@ -18,7 +18,7 @@ from perdure_operator.gateway.batching import Batcher
 from perdure_operator.gateway.dispatch import Dispatcher
 from perdure_operator.gateway.http import MAX_BODY, authorize, body, integer, reply
 from perdure_operator.gateway.pools import Pools
-from perdure_operator.gateway.views import RunView, run_view, why
+from perdure_operator.gateway.views import RunView, question_of, run_view, why
 from perdure_operator.kube.api.base import Labels, ObjectName
 from perdure_operator.kube.api.problems import in_words
 from perdure_operator.kube.api.v1alpha1 import AgentRunSpec
@@ -148,8 +148,8 @@ class Runs:
         async with self._store.reader() as reader:
             row = await reader.run(await reader.find(request.match_info["ns"], request.match_info["run"]))
             view = run_view(row)
-            asked = [key for wait in view.waiting_for if (key := wire.asked_about(wait["name"])) is not None]
-            return reply(why(view, await reader.calls(row["run_id"], asked) if asked else (), trouble_of_pool(row)))
+            keys = [key for wait in view.waiting_for if (key := question_of(wait)) is not None]
+            return reply(why(view, await reader.calls(row["run_id"], keys) if keys else (), trouble_of_pool(row)))
 
     async def tree(self, request: web.Request) -> web.Response:
         await authorize(request, "get")

@@ -122,7 +122,7 @@ begin
   if v_state = 'SUCCEEDED' and l.state <> 'SUCCEEDED'
      or v_state <> 'SUCCEEDED' and v_current and (l.state = 'RUNNING' or l.state = 'UNKNOWN' and (v_state <> 'UNKNOWN' or p_fenced)) then
     update perdure.ledger set state = v_state, response = case when v_state = 'SUCCEEDED' then p_response end,
-      provider_ref = p_body ->> 'providerRef', error = p_body -> 'error', 
+      provider_ref = p_body ->> 'providerRef', error = p_body -> 'error',
       executor_ended = executor_ended or v_current and not coalesce((p_body ->> 'stillRunning')::boolean, false),
       token = v_token, past_tokens = case when v_current then past_tokens else array_append(array_remove(past_tokens, v_token), token) end
     where run_id = l.run_id and key = l.key returning * into l;
