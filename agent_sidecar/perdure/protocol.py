@@ -225,17 +225,22 @@ class ActivityRecorded(Body, kw_only=True):
 
 
 class ActivityResolve(Body, tag="activity.resolve", tag_field="op", kw_only=True):
-    """The answer of the provider about an UNKNOWN entry. Not found does not permit a second execution while the old executor may still
-    act. Answer: :class:`ActivityDecision`."""
+    """The answer of the provider, or of a person, about an UNKNOWN entry. Not found does not permit a second execution while the old
+    executor may still act. Answer: :class:`ActivityDecision`."""
 
     key: Key
     happened: bool
+    by: Literal["query", "person"] = "query"
     response: Raw = NULL
     provider_ref: str | None = None
 
 
 class WaitBegin(Body, tag="wait", tag_field="op", kw_only=True):
-    """Registers a wait; with ``suspend`` also gives the pod back if nothing has satisfied it. Answer: :class:`WaitAnswer`."""
+    """Registers a wait; with ``suspend`` also gives the pod back if nothing has satisfied it. Answer: :class:`WaitAnswer`.
+
+    ``instead_of``: the key of a wait for the same that was satisfied by what the agent cannot use. The signals of its conditions
+    ``dropped`` (positions in ``on``) are used up, its other signals are there again, and this wait goes on with its times.
+    """
 
     key: Key
     name: str = ""
@@ -244,6 +249,8 @@ class WaitBegin(Body, tag="wait", tag_field="op", kw_only=True):
     timeout_seconds: Annotated[float, Meta(ge=0)] | None = None
     suspend: bool = False
     fingerprint: str | None = None
+    instead_of: Key | None = None
+    dropped: Annotated[list[int], Meta(max_length=10_000)] = []
     slices: list[Slice] = []
 
 

@@ -227,15 +227,21 @@ class StoreAgainstOracle(RuleBasedStateMachine):
         timeout=(None, None, 0, 50),
         suspend=(True, False),
         print_=(None, "1", "1", "2"),
+        instead=(None, None, (0, ()), (1, (0,)), (2, (1,))),
         pieces=SLICES,
     )
     def wait(
-        self, n: int, how: str, key: int, mode: str, on: list[Any], timeout: int | None, suspend: bool, print_: str | None, pieces: Any
-    ) -> None:
+        self, n: int, how: str, key: int, mode: str, on: list[Any], timeout: int | None, suspend: bool, print_: str | None,
+        instead: tuple[int, tuple[int, ...]] | None, pieces: Any,
+    ) -> None:  # fmt: skip
         run = self.worker(n)
+        used, dropped = instead or (0, ())
+        known = [wait for wait in run.waits.values() if wait.state != "open"] if instead else []
+        before = known[used % len(known)] if known else None
         body = {
+            "insteadOf": before.key if before else "wait:none" if used > 1 else None, "dropped": list(dropped),
             "key": f"wait:w#{key}" if key else "step:s#0", "name": "", "mode": mode, "on": [self.condition(run, *c) for c in on],
-            "timeoutSeconds": timeout, "suspend": suspend, "fingerprint": print_,
+            "timeoutSeconds": timeout, "suspend": suspend, "fingerprint": before.fingerprint if before and print_ else print_,
         }  # fmt: skip
         self.do(Control(run.id, "wait", body, self.fence(run, how), self.mint(), slices=slices(pieces)))
 

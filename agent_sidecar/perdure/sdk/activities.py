@@ -258,7 +258,8 @@ class ToolCall(Generic[R]):
         except Exception as error:
             message = f"the provider could not be asked: {error}"
             raise errors.EffectUnknown(self._options.name, decision.key, message, retryable=True) from error
-        resolved = await self._resolve(decision.key, happened=found is not None, response=encode(found))
+        body = protocol.ActivityResolve(key=decision.key, happened=found is not None, response=msgspec.Raw(encode(found)))
+        resolved = await self._resolve(body)
         if resolved.decision == "unknown":
             await self._pause(resolved.retry_after_seconds or 1.0)
             return await self._begin()
@@ -283,7 +284,10 @@ class ToolCall(Generic[R]):
             except ValueError as error:
                 refused = str(error)
                 continue
-            resolved = await self._resolve(decision.key, answer.happened, bytes(answer.response), answer.provider_ref)
+            said = protocol.ActivityResolve(
+                key=decision.key, happened=answer.happened, by="person", response=answer.response, provider_ref=answer.provider_ref
+            )
+            resolved = await self._resolve(said)
             if resolved.decision != "unknown":
                 return resolved
             await self._pause(resolved.retry_after_seconds or 1.0)
@@ -305,8 +309,7 @@ class ToolCall(Generic[R]):
         response = "" if kind.type is type(None) else f', "response": {"any JSON" if kind.untyped else named(self._signature.result.type)}'
         return f'{{"happened": false}} or {{"happened": true{response}}}'
 
-    async def _resolve(self, key: str, happened: bool, response: bytes, provider_ref: str | None = None) -> ActivityDecision:
-        body = protocol.ActivityResolve(key=key, happened=happened, response=msgspec.Raw(response), provider_ref=provider_ref)
+    async def _resolve(self, body: protocol.ActivityResolve) -> ActivityDecision:
         with self._here.strand.busy():
             return await self._execution.call(body, ActivityDecision)
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast
 
+import msgspec
+
 from perdure import protocol
 from perdure.sdk.calls import dispatch
 from perdure.sdk.codec import Codec, codec_of, fingerprint, named
@@ -117,40 +119,34 @@ async def until(
     codecs: Mapping[int, Codec[Any]] | None = None,
 ) -> protocol.WaitOutcome:
     """A wait with its identity. ``codecs``: of the payloads of signals, by the position of their condition. A signal that is not of its
-    type is dropped, and the wait goes on (its timeout begins anew). Raises WaitTimedOut, InputChanged, ConcurrentUnnamed, RunCancelled."""
+    type is dropped, and the wait goes on. Raises WaitTimedOut, InputChanged, ConcurrentUnnamed, RunCancelled."""
     execution = here.execution
     claim = here.scope.claim(kind, name, key, here.strand.lane)
     seconds = None if timeout is None else in_seconds(timeout)
     held = execution.options.hold_seconds if hold is None else in_seconds(hold)
 
-    def begin(key: str, on: Sequence[protocol.Condition]) -> protocol.WaitBegin:
-        # Times may depend on when the code runs; what is waited for may not.
-        what = fingerprint({"mode": mode, "on": [[condition.kind, condition.name] for condition in on]})
-        return protocol.WaitBegin(key=key, name=name[:253], mode=mode, on=list(on), timeout_seconds=seconds, fingerprint=what)
+    # Times may depend on when the code runs; what is waited for may not.
+    what = fingerprint({"mode": mode, "on": [[condition.kind, condition.name] for condition in on]})
+    body = protocol.WaitBegin(key=claim.key, name=name[:253], mode=mode, on=list(on), timeout_seconds=seconds, fingerprint=what)
 
     async def work() -> protocol.WaitOutcome:
-        kept: dict[int, protocol.Fired] = {}
-        pending = list(range(len(on)))
-        for count in itertools.count():
-            this, following = claim.again(count) if count else claim, claim.again(count + 1)
-            outcome = await execution.waits.wait(here, this, begin(this.key, [on[index] for index in pending]), held)
+        this, begin = claim, body
+        for count in itertools.count(1):
+            outcome = await execution.waits.wait(here, this, begin, held)
+            following = claim.again(count)
             if outcome.status == "timed_out":
                 return outcome
-            if mode == "any" and following.key in execution.journal:
-                continue  # what was dropped once stays dropped, whatever the code of today could read
-            dropped = []
-            for item in outcome.fired:
-                item.index = pending[item.index]
-                reason = _reason(codecs or {}, item)
-                if reason is None:
-                    kept[item.index] = item
-                    continue
-                dropped.append(item.index)
-                if following.key not in execution.journal:
+            # What was dropped once stays dropped, whatever the code of today could read.
+            if following.key not in execution.journal:
+                reasons = {item.index: reason for item in outcome.fired if (reason := _reason(codecs or {}, item)) is not None}
+                if not reasons:
+                    return outcome
+                for reason in reasons.values():
                     execution.notice("SignalRejected", reason)
-            if not dropped:
-                return protocol.WaitOutcome(status=outcome.status, fired=[kept[index] for index in sorted(kept)])
-            pending = pending if mode == "any" else dropped
+                begin = msgspec.structs.replace(body, key=following.key, instead_of=this.key, dropped=list(reasons))
+            else:
+                begin = msgspec.structs.replace(body, key=following.key)
+            this = following
         raise AssertionError("unreachable")
 
     outcome: protocol.WaitOutcome = await dispatch(execution, work, blocking=False)

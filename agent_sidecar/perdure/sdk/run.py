@@ -118,8 +118,8 @@ class Run(RunFacts):
         self, name: str, kind: Any = Any, *, timeout: Duration | None = None, key: str | None = None, hold: Duration | None = None
     ) -> Signal[Any]:
         """The next signal of this name, its payload read as ``kind``; one that came before the wait counts. A signal whose payload is no
-        ``kind`` is dropped with the event SignalRejected, and the wait goes on; its timeout begins anew. ``hold``: how long the pod is
-        kept. Raises WaitTimedOut, RunCancelled."""
+        ``kind`` is dropped with the event SignalRejected, and the wait goes on. ``hold``: how long the pod is kept. Raises WaitTimedOut,
+        RunCancelled."""
         wanted = signal(name, kind)
         codecs = {0: wanted.codec}
         outcome = await until(self._here(), [wanted.condition()], name=name, timeout=timeout, key=key, hold=hold, codecs=codecs)
@@ -136,7 +136,7 @@ class Run(RunFacts):
         hold: Duration | None = None,
     ) -> Waited:
         """Waits for any or all of ``signal(…)``, ``timer(…)``, ``at(…)`` and children. A timeout is a result here, not an error. A signal
-        that is not of its type is dropped, as by ``wait_signal``; ``timer(…)`` begins anew then, ``at(…)`` does not."""
+        that is not of its type is dropped, as by ``wait_signal``: the wait goes on, with its times and with the signals that fit."""
         if not conditions:
             raise InvalidDeclaration("run.wait needs something to wait for")
         on = [condition.condition() for condition in conditions]

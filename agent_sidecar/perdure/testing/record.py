@@ -157,7 +157,7 @@ class RunRecord:
             case protocol.ActivityEnd():
                 return self._activity_end(body, live)
             case protocol.ActivityResolve():
-                return self._logged("activity.resolved", self.ledger.resolve(body))
+                return self._logged("activity.resolved", self.ledger.resolve(body), by=body.by)
             case protocol.WaitBegin():
                 return self._wait(body)
             case protocol.Suspend():
@@ -322,8 +322,8 @@ class RunRecord:
     def _recorded(self, kind: str, data: Mapping[str, Any]) -> protocol.Recorded:
         return protocol.Recorded(seq=self.event(kind, data).seq)
 
-    def _logged(self, kind: str, decision: protocol.ActivityDecision) -> protocol.ActivityDecision:
-        self.event(kind, {"key": decision.key, "decision": decision.decision, "attempt": decision.attempt})
+    def _logged(self, kind: str, decision: protocol.ActivityDecision, **more: str) -> protocol.ActivityDecision:
+        self.event(kind, {"key": decision.key, "decision": decision.decision, "attempt": decision.attempt, **more})
         return decision
 
     def _save(self, slices: list[protocol.Slice]) -> None:

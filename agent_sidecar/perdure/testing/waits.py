@@ -36,10 +36,16 @@ class OpenWait:
 class Waits:
     clock: Clock
     open: dict[str, OpenWait] = field(default_factory=dict)
+    decided: dict[str, tuple[OpenWait, WaitOutcome]] = field(default_factory=dict)
     signals: list[StoredSignal] = field(default_factory=list)
     children: dict[str, tuple[str, ChildResult]] = field(default_factory=dict)
 
     def register(self, body: WaitBegin) -> None:
+        """Raises KeyError when ``body`` comes instead of a wait that is not there."""
+        if body.instead_of is not None:
+            before = self._give_back(body.instead_of, body.dropped)
+            self.open[body.key] = OpenWait(body, before.due, before.timeout_at)
+            return
         now = self.clock.now
         due = {
             index: now + (condition.seconds or 0.0) if condition.at is None else seconds_of(condition.at)
@@ -56,6 +62,7 @@ class Waits:
             if outcome is not None:
                 del self.open[key]
                 decided[key] = outcome
+                self.decided[key] = wait, outcome
                 self._bind(key, outcome)
         return decided
 
@@ -103,3 +110,11 @@ class Waits:
             for signal in self.signals:
                 if fired.kind == "signal" and signal.bound_to is None and (signal.name, signal.id) == (fired.name, fired.id):
                     signal.bound_to = key
+
+    def _give_back(self, key: str, dropped: list[int]) -> OpenWait:
+        wait, outcome = self.decided[key]
+        for fired in outcome.fired:
+            for signal in self.signals:
+                if fired.index not in dropped and signal.bound_to == key and (signal.name, signal.id) == (fired.name, fired.id):
+                    signal.bound_to = None
+        return wait

@@ -113,7 +113,7 @@ _TOLD: dict[str, Callable[[_Data], str]] = {
     "activity.failed": lambda d: f"{d['tool']} was not executed",
     "activity.cancelled": lambda d: f"{d['tool']} cancelled",
     "activity.unknown": lambda d: f"nobody knows whether {d['tool']} happened",
-    "activity.resolved": lambda d: f"{d['tool']} is found to be {d['state']}",
+    "activity.resolved": lambda d: f"{'a person says' if d['by'] == 'person' else 'the provider says'}: {d['tool']} is {d['state']}",
     "activity.evidence": lambda d: f"late news of {d['tool']}: {d['state']}",
     "activity.duplicate_effect": lambda d: f"{d['tool']} HAPPENED TWICE",
     "agent.EffectUnknown": lambda d: f"asks a person whether {d['tool']} happened (call {d['key'][:12]})",

@@ -212,7 +212,7 @@ def operation(held: Held, request: UUID, body: wire.Operation, pools: Pools, lea
             content |= {"token": _uuid(body.token, "token"), "state": body.state, "error": _error(body.error)}
             content |= {"stillRunning": True} if body.still_running else {}
         else:
-            content |= {"happened": body.happened, "token": uuid4(), "leaseSeconds": lease_seconds}
+            content |= {"happened": body.happened, "by": body.by, "token": uuid4(), "leaseSeconds": lease_seconds}
     elif isinstance(body, wire.WaitBegin):
         content = _wait(body)
     elif isinstance(body, wire.Suspend):
@@ -259,6 +259,8 @@ def _wait(body: wire.WaitBegin) -> dict[str, Any]:
         "timeoutSeconds": _seconds(body.timeout_seconds, "timeoutSeconds"),
         "suspend": body.suspend,
         "fingerprint": body.fingerprint,
+        "insteadOf": None if body.instead_of is None else _key(body.instead_of),
+        "dropped": body.dropped,
     }
 
 

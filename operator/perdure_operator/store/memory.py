@@ -272,13 +272,27 @@ class Oracle(LedgerRules):
             raise errors.WaitConflict
         if wait is None:
             on = [Condition(c["kind"], c.get("name", ""), self._at(c.get("at"), c.get("seconds"))) for c in op.body["on"]]
-            timeout_at = self._at(None, op.body.get("timeoutSeconds"))
-            run.waits[key] = wait = Wait(key, op.body["mode"], on, timeout_at, print_)
+            wait = Wait(key, op.body["mode"], on, self._at(None, op.body.get("timeoutSeconds")), print_)
+            if (before := op.body.get("insteadOf")) is not None:
+                given_back = self._give_back_signals(run, before, print_, op.body["dropped"])
+                wait = Wait(key, given_back.mode, given_back.on, given_back.timeout_at, print_)
+            run.waits[key] = wait
             run.journal[key] = ("wait", "open", run.record("wait.opened"), None)
         self._decide_waits(run)
         if wait.state == "open" and not op.body.get("suspend"):
             return {"status": "open"}
         return self._give_back(run, [key])
+
+    def _give_back_signals(self, run: Run, key: str, print_: str | None, dropped: Sequence[int]) -> Wait:
+        """A wait was satisfied by what its run cannot use: it keeps only that."""
+        before = run.waits.get(key)
+        if before is None or before.state != "satisfied" or before.fingerprint != print_:
+            raise errors.WaitConflict
+        for fired in before.fired:
+            if fired.wakeup and fired.wakeup.bound == key and fired.index not in dropped:
+                fired.wakeup.bound = None
+        before.fired = [fired for fired in before.fired if fired.index in dropped]
+        return before
 
     def _at(self, at: str | None, seconds: float | None) -> datetime | None:
         if at is not None:

@@ -332,6 +332,7 @@ def test_ask_suspends_until_a_person_answers(happened: bool, calls: int) -> None
     sim.signal(name, {"happened": happened, "response": {"id": "said"}}).run()
     assert sim.result == {"id": "said" if happened else "ref-1"}
     assert len(mail.calls) == calls
+    assert [event.data["by"] for event in sim.record.log if event.kind == "activity.resolved"] == ["person"]
 
 
 def test_an_answer_is_about_one_execution_only() -> None:

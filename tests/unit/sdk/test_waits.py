@@ -209,7 +209,7 @@ def test_a_checkpoint_beside_a_wait_that_goes_on_keeps_its_place() -> None:
 
 
 @pytest.mark.parametrize("mode", ["any", "all"])
-def test_of_several_conditions_only_what_was_dropped_is_waited_for_again(mode: Any) -> None:
+def test_of_several_conditions_only_what_does_not_fit_is_dropped(mode: Any) -> None:
     @agent
     async def main(run: Run) -> list[Any]:
         waited = await run.wait(signal("a", int), signal("b", Approval), mode=mode)
@@ -218,7 +218,7 @@ def test_of_several_conditions_only_what_was_dropped_is_waited_for_again(mode: A
     sim = Simulation(main).signal("b", "x").signal("a", 1, after=1).run()
     if mode == "all":
         assert sim.suspended
-        assert [condition.name for wait in sim.record.waits.open.values() for condition in wait.body.on] == ["b"]
+        assert [signal.name for signal in sim.record.waits.signals if signal.bound_to] == ["b"]
         sim.signal("b", {"by": "ann"}, after=1).run()
     assert sim.result == [[0, "a", 1], [1, "b", {"by": "ann", "ok": True}]][: 2 if mode == "all" else 1]
     assert sim.kinds().count("agent.SignalRejected") == 1
@@ -235,7 +235,40 @@ def test_a_dropped_signal_does_not_keep_the_timeout_from_coming() -> None:
 
     sim = Simulation(main).signal("approve", 1, after=40).run()
     assert sim.result == "wait:approve#0: nothing happened in 100.0 s"
-    assert sim.clock.now == 140
+    assert sim.clock.now == 100
+
+
+def test_a_timer_goes_on_when_a_signal_beside_it_is_dropped() -> None:
+    @agent
+    async def main(run: Run) -> list[str]:
+        return [fired.kind for fired in (await run.wait(signal("a", int), timer(100))).fired]
+
+    sim = Simulation(main).signal("a", "x", after=40).run()
+    assert (sim.result, sim.clock.now) == (["timer"], 100)
+
+
+def test_a_good_signal_survives_the_timeout_of_a_wait_for_all_that_got_a_bad_one() -> None:
+    @agent
+    async def main(run: Run) -> Any:
+        waited = await run.wait(signal("a", int), signal("b", int), mode="all", timeout=100)
+        return [waited.timed_out, (await run.wait_signal("a", int, timeout=10)).payload]
+
+    assert Simulation(main).signal("a", 7).signal("b", "x").run().result == [True, 7]
+
+
+def test_of_a_wait_for_all_too_what_was_dropped_stays_dropped() -> None:
+    kinds: list[Any] = [int]
+
+    @agent
+    async def main(run: Run) -> list[Any]:
+        waited = await run.wait(signal("a", kinds[0]), signal("b", int), mode="all")
+        await run.wait_signal("go")
+        return [fired.payload for fired in waited.fired]
+
+    sim = Simulation(main).signal("a", "x").signal("b", 2).run()
+    assert sim.signal("a", 5).run().suspended
+    kinds[0] = Any
+    assert sim.signal("go").run().result == [5, 2]
 
 
 def test_another_wait_under_the_same_key_is_refused() -> None:

@@ -6,7 +6,7 @@ import uuid
 
 import asyncpg
 
-from perdure_operator.store.operations import Control, Fence
+from perdure_operator.store.operations import Control, Fence, Outcome
 from perdure_operator.store.store import Beat, NewRun, Store
 
 COLUMNS = {
@@ -83,6 +83,34 @@ async def test_a_stale_beat_renews_no_lease(database: str) -> None:
     assert [alive.run for alive in await store.heartbeat("g", [Beat(run, heir.epoch, heir.holder)], [])] == [run]
     await connection.close()
     await store.close()
+
+
+async def test_a_wait_instead_of_another_keeps_its_times_and_has_its_good_signals_again(store: Store, pg: asyncpg.Connection) -> None:
+    run, fence = await running(store)
+    on = [{"kind": "signal", "name": "a"}, {"kind": "signal", "name": "b"}, {"kind": "timer", "seconds": 0.0}]
+    body = {"name": "w", "mode": "all", "on": on, "timeoutSeconds": 60.0, "suspend": False, "fingerprint": "f"}
+
+    async def waited(key: str, **more: object) -> Outcome:
+        [outcome] = await store.control([Control(run, "wait", body | {"key": key} | more, fence, uuid.uuid4())])
+        return outcome
+
+    for name, id_ in (("a", "good"), ("b", "bad")):
+        await store.control([Control(run, "signal", {"name": name, "id": id_}, None, uuid.uuid4(), b"1")])
+    assert (await waited("w#0")).answer["status"] == "done"
+    assert (await waited("w#0~1", insteadOf="w#0", dropped=[1], fingerprint="other")).code == "wait-conflict"
+    await pg.execute("update perdure.clock set shift = interval '61 seconds'")
+
+    [outcome] = (await waited("w#0~1", insteadOf="w#0", dropped=[1])).answer["outcomes"].values()
+
+    # The first wait's timeout has passed; "a" is free again, "b" is used up.
+    assert outcome["status"] == "timed_out"
+    bound = await pg.fetch("select id, bound_key from perdure.wakeups where run_id = $1 order by id", run)
+    assert list(map(tuple, bound)) == [("bad", "w#0"), ("good", None)]
+    times = await pg.fetch("select key, timeout_at, due_at from perdure.waits where run_id = $1 order by key", run)
+    assert times[0]["timeout_at"] == times[1]["timeout_at"]
+    again = await pg.fetch("select at from perdure.wait_conditions where run_id = $1 and idx = 2 order by key", run)
+    assert again[0]["at"] == again[1]["at"]
+    assert await store.verify() == []
 
 
 async def test_a_child_that_two_waits_wait_for_stays_with_the_first(database: str) -> None:

@@ -178,28 +178,58 @@ begin
   return (perdure.settle(r, p_now), '{"status": "suspended"}'::jsonb)::perdure.op_result;
 end $$;
 
+-- A wait was satisfied by what its run cannot use: it keeps the signals of the conditions that are `dropped`, and gives the others back.
+create or replace function perdure.give_back_signals(r perdure.runs, p_wait text, p_fingerprint text, p_dropped jsonb) returns perdure.waits
+language plpgsql as $$
+declare
+  j perdure.journal;
+  w perdure.waits;
+begin
+  select * into j from perdure.journal where run_id = r.run_id and key = p_wait and kind = 'wait' and state = 'satisfied';
+  if not found or j.fingerprint is distinct from p_fingerprint then
+    perform perdure.refuse('wait-conflict', format('there is no satisfied wait with the key %s and these conditions', p_wait));
+  end if;
+  update perdure.wakeups k set bound_key = null
+  from jsonb_array_elements(j.data -> 'fired') f
+  where k.run_id = r.run_id and k.kind = f ->> 'kind' and k.source = f ->> 'source' and k.bound_key = p_wait and not p_dropped @> (f -> 'index');
+  update perdure.journal set data = jsonb_build_object('status', state, 'fired', (
+    select coalesce(jsonb_agg(f order by n), '[]') from jsonb_array_elements(data -> 'fired') with ordinality e(f, n) where p_dropped @> (f -> 'index')))
+  where run_id = r.run_id and key = p_wait;
+  select * into w from perdure.waits where run_id = r.run_id and key = p_wait;
+  return w;
+end $$;
+
 create or replace function perdure.op_wait(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
 declare
   v_key text := p_body ->> 'key';
   v_known record;
+  v_before perdure.waits;
   w perdure.waits;
 begin
   select fingerprint, kind into v_known from perdure.journal where run_id = r.run_id and key = v_key;
   if found and (v_known.kind <> 'wait' or v_known.fingerprint <> p_body ->> 'fingerprint') then
     perform perdure.refuse('wait-conflict', format('the key %s is that of a %s with other conditions', v_key, v_known.kind));
   elsif not found then
-    r := perdure.log(r, 'wait.opened', jsonb_strip_nulls(jsonb_build_object('key', v_key, 'name', p_body ->> 'name',
+    if p_body ->> 'insteadOf' is not null then
+      v_before := perdure.give_back_signals(r, p_body ->> 'insteadOf', p_body ->> 'fingerprint', p_body -> 'dropped');
+    end if;
+    r := perdure.log(r, 'wait.opened', jsonb_strip_nulls(jsonb_build_object('key', v_key, 'name', p_body ->> 'name', 'insteadOf', v_before.key,
       'mode', p_body ->> 'mode', 'conditions', jsonb_array_length(p_body -> 'on'), 'first', p_body -> 'on' -> 0,
       'timeoutSeconds', p_body -> 'timeoutSeconds')), p_now);
     insert into perdure.wait_conditions (run_id, key, idx, kind, name, at)
     select r.run_id, v_key, n - 1, c ->> 'kind', coalesce(c ->> 'name', ''),
       case when c ->> 'kind' = 'timer'
            then coalesce((c ->> 'at')::timestamptz, p_now + (c ->> 'seconds')::double precision * interval '1 second') end
-    from jsonb_array_elements(p_body -> 'on') with ordinality as e(c, n);
+    from jsonb_array_elements(p_body -> 'on') with ordinality as e(c, n)
+    where v_before.key is null
+    union all
+    select run_id, v_key, idx, kind, name, at from perdure.wait_conditions where run_id = r.run_id and key = v_before.key;
     insert into perdure.waits (run_id, key, name, mode, state, seq, opened_at, timeout_at, due_at)
-    select r.run_id, v_key, coalesce(p_body ->> 'name', ''), p_body ->> 'mode', 'open', r.last_seq, p_now, t.timeout_at,
-      least(t.timeout_at, case when p_body ->> 'mode' = 'any' then c.first_at else c.last_at end)
-    from (select p_now + (p_body ->> 'timeoutSeconds')::double precision * interval '1 second' as timeout_at) t,
+    select r.run_id, v_key, coalesce(p_body ->> 'name', ''), t.mode, 'open', r.last_seq, p_now, t.timeout_at,
+      least(t.timeout_at, case when t.mode = 'any' then c.first_at else c.last_at end)
+    from (select p_body ->> 'mode' as mode, p_now + (p_body ->> 'timeoutSeconds')::double precision * interval '1 second' as timeout_at
+          where v_before.key is null
+          union all select v_before.mode, v_before.timeout_at where v_before.key is not null) t,
          (select min(at) as first_at, max(at) as last_at from perdure.wait_conditions where run_id = r.run_id and key = v_key) c;
     insert into perdure.journal (run_id, key, kind, name, state, seq, epoch, fingerprint)
     values (r.run_id, v_key, 'wait', coalesce(p_body ->> 'name', ''), 'open', r.last_seq, r.epoch, p_body ->> 'fingerprint');

@@ -163,10 +163,11 @@ begin
     update perdure.ledger set state = 'FAILED' where run_id = l.run_id and key = l.key returning * into l;
   end if;
   r := perdure.log(r, 'activity.resolved', jsonb_strip_nulls(jsonb_build_object('key', l.key, 'tool', l.tool, 'state', l.state,
-    'by', 'query', 'providerRef', l.provider_ref)), p_now);
+    'by', p_body ->> 'by', 'providerRef', l.provider_ref)), p_now);
   update perdure.ledger set done_seq = r.last_seq where run_id = l.run_id and key = l.key;
   if l.state = 'SUCCEEDED' then
-    return (r, perdure.ledger_answer(l, 'receipt', 'the provider says that it has happened'))::perdure.op_result;
+    return (r, perdure.ledger_answer(l, 'receipt',
+      case p_body ->> 'by' when 'person' then 'a person' else 'the provider' end || ' says that it has happened'))::perdure.op_result;
   end if;
   return perdure.ledger_retry(r, l, p_body, p_now);
 end $$;
