@@ -50,7 +50,7 @@ dev: venv ## gateway, Postgres and workers on this machine, for the report examp
 
 test: venv lint verify cluster-build ## lint, generated files, then every test; the first time builds a cluster for them
 	$(SAY) "tests"
-	@$(PY) -m pytest -q -n 2
+	@$(PY) -m pytest -q -n 2 --max-worker-restart 0 --durations 15 --durations-min 20
 
 e2e: venv cluster-build ## the end-to-end tests alone, on a real cluster, without Docker
 	@$(PY) -m pytest -q -n 0 tests/e2e

@@ -16,7 +16,8 @@ from tests.cluster.unavailable import unavailable
 from tests.e2e.installation import Installation
 
 HERE = Path(__file__).parent
-TEST_SECONDS = 300
+# The first ones start a cluster, build images and install Perdure as well.
+TEST_SECONDS = 600
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,8 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE not in item.path.parents:
             continue
         item.add_marker(pytest.mark.slow)
-        # Starting a cluster and installing Perdure are no part of a test, and have limits of their own.
-        item.add_marker(pytest.mark.timeout(TEST_SECONDS, func_only=True))
+        item.add_marker(pytest.mark.timeout(TEST_SECONDS))
 
 
 @pytest.fixture(scope="session")

@@ -114,8 +114,6 @@ def test_the_audit_log_tells_who_did_what(own_cluster: Cluster, namespace: str) 
     assert (created["level"], created["stage"], created["user"]["username"]) == ("Metadata", "ResponseComplete", "admin")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("target", "package"), [("operator", "perdure_operator.main"), ("sidecar", "perdure.sidecar")])
 def test_the_projects_own_image_runs(own_cluster: Cluster, namespace: str, target: str, package: str) -> None:
     image = own_cluster.build_image(target, f"perdure-{target}:test")

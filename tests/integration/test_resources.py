@@ -96,7 +96,7 @@ async def test_an_idempotency_key_adopts_what_was_done(cluster: Cluster) -> None
     adopted = await cluster.apply("report", uid=second, idempotency_key="2026-47")
     assert (adopted.decision, adopted.run, adopted.state) == ("adopted", first.run, "Cancelled")
     assert await cluster.resources.find(uid) is None
-    [due] = await cluster.resources.due(10, progress_seconds=30)
+    [due] = await cluster.resources.due(10, progress_seconds=30, wake_seconds=3)
     assert due.uid == second, "its status has to be written, though nothing happens any more"
     assert await cluster.store.runnable_pools(["default/p"]) == []
 
@@ -176,7 +176,7 @@ async def test_what_has_moved_is_due_and_progress_now_and_then(cluster: Cluster,
     await cluster.apply("report", uid=uid)
 
     async def due() -> list[int]:
-        found = await cluster.resources.due(10, progress_seconds=30)
+        found = await cluster.resources.due(10, progress_seconds=30, wake_seconds=3)
         await cluster.resources.projected([(one.uid, one.row["last_seq"]) for one in found])
         return [one.row["last_seq"] for one in found]
 
@@ -192,6 +192,29 @@ async def test_what_has_moved_is_due_and_progress_now_and_then(cluster: Cluster,
     assert await due() == [8]
 
 
+async def test_a_woken_run_is_told_of_when_it_runs_or_when_it_takes_too_long(cluster: Cluster, pg: asyncpg.Connection) -> None:
+    await cluster.apply("report")
+    held = await runs.lease_next(cluster.store)
+
+    async def due() -> list[str]:
+        found = await cluster.resources.due(10, progress_seconds=30, wake_seconds=3)
+        await cluster.resources.projected([(one.uid, one.row["last_seq"]) for one in found])
+        return [one.row["state"] for one in found]
+
+    async def sleeps_and_is_woken(n: int) -> None:
+        await runs.apply(cluster.store, runs.wait_for(held, f"wait:go#{n}", runs.on_signal("go")))
+        assert await due() == ["Suspended"]
+        await runs.apply(cluster.store, runs.signal(held.run, "go", str(n)))
+        assert await due() == []
+
+    await sleeps_and_is_woken(0)
+    held = await runs.lease_next(cluster.store)
+    assert await due() == ["Running"]
+    await sleeps_and_is_woken(1)
+    await move_clock(pg, 4)
+    assert await due() == ["Pending"]
+
+
 async def test_a_pause_is_due_though_nothing_moves(cluster: Cluster) -> None:
     """Else `kubectl get agentruns` goes on saying that it waits for a signal."""
     applied = await cluster.apply("report")
@@ -199,7 +222,7 @@ async def test_a_pause_is_due_though_nothing_moves(cluster: Cluster) -> None:
     assert (await runs.apply(cluster.store, runs.wait_for(held, "wait:go#0", runs.on_signal("go")))).state == "Suspended"
 
     async def due() -> list[bool]:
-        found = await cluster.resources.due(10, progress_seconds=30)
+        found = await cluster.resources.due(10, progress_seconds=30, wake_seconds=3)
         await cluster.resources.projected([(one.uid, one.row["last_seq"]) for one in found])
         return [one.row["paused"] or one.row["spec_paused"] for one in found]
 

@@ -57,8 +57,8 @@ class WorkerPods:
         ending = ending_of(pod)
         if ending is not None:
             await self._ended(pod, pod_id, ending)
-            # The kubelet says so long before the object goes by itself.
-            await self._kube.delete(PODS, namespace, name, uid=meta["uid"], grace_seconds=0)
+            if not meta.get("deletionTimestamp"):
+                await self._kube.delete(PODS, namespace, name, uid=meta["uid"], grace_seconds=0)
             return None
         if not await self._resources.bind_pod(pod_id, UUID(meta["uid"])):
             # Its place was given up, or never was: nobody counts it, nobody may lease to it.

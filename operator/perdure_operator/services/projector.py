@@ -1,7 +1,7 @@
 """Writes what the store knows of a run into the status of its resource, and makes the resources of runs that began in the store.
 
-Transitions at once, progress at most every half minute, nothing per step. A status never goes back: each write names the resource
-version it builds on, and is made anew when somebody else was faster.
+Transitions at once, progress at most every half minute, nothing per step; of a run that is woken and runs in time only that it runs.
+A status never goes back: each write names the resource version it builds on, and is made anew when somebody else was faster.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ Json = dict[str, Any]
 POLL_SECONDS = 0.1
 OUTAGE_SECONDS = 1.0
 PROGRESS_SECONDS = 30.0
+WAKE_SECONDS = 3.0
+"""Within this a run that was woken has a pod, even if one must be started."""
 BATCH = 128
 PARALLEL = 16
 REMEMBERED = 256
@@ -57,7 +59,7 @@ class Projector:
     async def _look(self) -> bool:
         for unmade in await self._resources.unmade(BATCH):
             await self._make(unmade)
-        due = await self._resources.due(BATCH, progress_seconds=PROGRESS_SECONDS)
+        due = await self._resources.due(BATCH, progress_seconds=PROGRESS_SECONDS, wake_seconds=WAKE_SECONDS)
         done = await asyncio.gather(*(self._project(one) for one in due))
         written = [(one.uid, one.row["last_seq"]) for one, ok in zip(due, done, strict=True) if ok]
         if written:

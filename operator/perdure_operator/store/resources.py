@@ -147,10 +147,10 @@ class Resources:
             )
         return [Tracked(*row.values()) for row in rows]
 
-    async def due(self, limit: int, *, progress_seconds: float) -> list[Due]:
-        """Resources whose status says less than the store knows."""
+    async def due(self, limit: int, *, progress_seconds: float, wake_seconds: float) -> list[Due]:
+        """Resources whose status says less than the store knows. Progress is told so often; a run that was woken may run within so long."""
         async with self._store.connection() as connection:
-            found = await connection.fetch("select * from perdure.due_projections($1, $2)", limit, progress_seconds)
+            found = await connection.fetch("select * from perdure.due_projections($1, $2, $3)", limit, progress_seconds, wake_seconds)
             rows = await Reader(connection).runs_by_id([row["run_id"] for row in found])
         return [
             Due(row["run_id"], row["uid"], row["name"], row["generation"], rows[row["run_id"]]) for row in found if row["run_id"] in rows

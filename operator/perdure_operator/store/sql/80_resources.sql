@@ -71,10 +71,13 @@ exception when unique_violation then
 end $$;
 
 -- Runs whose resource says less than it should: those that have moved, and those at work whose progress is older than p_progress_seconds.
-create or replace function perdure.due_projections(p_limit int, p_progress_seconds double precision)
+-- One that was woken is about to run: only if it has no pod after p_wake_seconds its resource says that it is pending.
+create or replace function perdure.due_projections(p_limit int, p_progress_seconds double precision, p_wake_seconds double precision default 0)
 returns table (run_id uuid, uid uuid, name text, generation bigint) language sql as $$
-  (select c.run_id, c.uid, c.name, c.generation from perdure.resources c
-   where c.changed_seq > c.projected_seq and c.uid is not null and not c.gone limit p_limit)
+  (select c.run_id, c.uid, c.name, c.generation from perdure.resources c join perdure.runs r using (run_id)
+   where c.changed_seq > c.projected_seq and c.uid is not null and not c.gone
+     and not (r.state = 'Pending' and r.reason = 'Woken' and r.state_since > perdure.now() - p_wake_seconds * interval '1 second')
+   limit p_limit)
   union
   (select c.run_id, c.uid, c.name, c.generation from perdure.runs r join perdure.resources c using (run_id)
    where r.state = 'Running' and r.last_seq > c.projected_seq and c.uid is not null and not c.gone
