@@ -25,6 +25,7 @@ NAMESPACE, RELEASE, TAG = "perdure-system", "perdure", "e2e"
 TARGETS = ("operator", "sidecar", "postgres")
 PATIENCE = 90.0
 LOOK_SECONDS = 0.1
+END = "that-is-all"
 
 RUNS, PODS = "agentruns.perdure.dev", "pods"
 
@@ -105,12 +106,17 @@ class Installation:
 
     def sql(self, query: str) -> str:
         """One value a line. Past Kubernetes: answers while the API server or the kubelet is away."""
-        ask = 'PGPASSWORD="$POSTGRES_PASSWORD" psql -h 127.0.0.1 -U postgres -qtAc "$0"'
+        ask = f'PGPASSWORD="$POSTGRES_PASSWORD" psql -h 127.0.0.1 -U postgres -qtAc "$0" && echo {END}'
         # Where the node sees them: /run is its own.
         fifos = self.cluster.folder / "fifo"
         fifos.mkdir(exist_ok=True)
-        exec_in = ["ctr", "tasks", "exec", "--fifo-dir", fifos, "--exec-id", f"sql-{uuid4().hex}", self._database()]
-        return self.cluster.exec([*exec_in, "sh", "-c", ask, query]).strip()
+        # ctr may end before it has copied all that was written.
+        for _ in range(5):
+            exec_in = ["ctr", "tasks", "exec", "--fifo-dir", fifos, "--exec-id", f"sql-{uuid4().hex}", self._database()]
+            answer, end, _ = self.cluster.exec([*exec_in, "sh", "-c", ask, query]).rpartition(END)
+            if end:
+                return answer.strip()
+        raise ClusterError(f"no whole answer to {query}")
 
     def _database(self) -> str:
         """The container that it runs in now."""

@@ -49,6 +49,17 @@ async def test_a_function_with_a_new_default_takes_the_place_of_the_one_without_
     await connection.close()
 
 
+async def test_a_function_may_return_more_than_before(database: str) -> None:
+    """`create or replace` refuses that: without help no such version could ever be installed over another."""
+    connection = await asyncpg.connect(database)
+    await connection.execute("drop function perdure.news(text)")
+    await connection.execute("create function perdure.news(p_gateway text) returns table (run_id uuid) language sql as 'select null::uuid'")
+    await connection.execute("update perdure.migrations set name = 'functions-of-another' where name like 'functions-%'")
+    await migrate(database)
+    assert "outcomes" in await connection.fetchval("select pg_get_function_result('perdure.news(text)'::regprocedure)")
+    await connection.close()
+
+
 async def test_a_database_that_is_away_is_no_reason_to_give_up(own_postgres: EmbeddedPostgres) -> None:
     await own_postgres.stop()
     with pytest.raises(Unavailable):

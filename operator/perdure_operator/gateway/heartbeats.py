@@ -1,7 +1,8 @@
 """Keeps the leases of connected pods alive: one statement a gateway a beat, not one a pod.
 
 A connection is no proof of life: a stopped process keeps its socket. So a lease is renewed only for a pod that has sent a frame since the
-last time. What the store does not confirm is lost, and the pod is told.
+last time. What the store does not confirm is lost, and the pod is told. A beat passes over what a batch is working on; under a storm of
+signals that could be a whole lease long, so the second time it waits.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class Heartbeats:
         since, self._before = self._before, asyncio.get_running_loop().time()
         leases = self._hub.leases(heard_since=since)
         waiting = [pod.id for pod in self._hub.pods.values() if pod.held is None]
-        alive = {a.run: a for a in await self._store.heartbeat(self._gateway, [Beat(r, f.epoch, f.holder) for r, f in leases], waiting)}
+        beats = [Beat(run, fence.epoch, fence.holder) for run, fence in leases]
+        alive = {a.run: a for a in await self._store.heartbeat(self._gateway, beats, waiting)}
+        passed_over = [b for b in beats if b.run in alive and alive[b.run].silent_seconds > 1.5 * self._interval]
+        await asyncio.gather(*(self._store.renew(beat) for beat in passed_over))
         for run, fence in leases:
             state = alive.get(run)
             if state is None:

@@ -21,7 +21,7 @@ from perdure_operator.kube.client import AGENTRUNS, EVENTS, KubeApi, Resource
 from perdure_operator.kube.errors import KubeConflict, KubeForbidden, KubeInvalid, KubeNotFound
 from perdure_operator.kube.names import CANCEL_FINALIZER, FIELD_MANAGER, RUN_ID_LABEL
 from perdure_operator.services.polling import Poll
-from perdure_operator.services.status import event_of, status_of
+from perdure_operator.services.status import events_of, status_of
 from perdure_operator.store.resources import Due, Resources, Unmade
 
 log = structlog.get_logger(__name__)
@@ -119,16 +119,19 @@ class Projector:
         return True
 
     async def _tell(self, resource: Json, status: Json, old: Json) -> None:
-        """One event for a transition, under a name that the transition always gets."""
-        found = event_of(status, old)
-        if found is None:
-            return
-        kind, reason, message = found
+        """An event for a transition, under a name that the transition always gets."""
+        for kind, reason, message in events_of(status, old):
+            await self._create_event(resource, status, kind, reason, message)
+
+    async def _create_event(self, resource: Json, status: Json, kind: str, reason: str, message: str) -> None:
         meta = resource["metadata"]
         at = status["projectedAt"]
         event = {
             "apiVersion": "v1", "kind": "Event", "type": kind, "reason": reason, "message": message[:1000], "count": 1,
-            "metadata": {"name": f"{meta['name'][:220]}.{meta['uid'][:8]}.{status['lastSequence']}", "namespace": meta["namespace"]},
+            "metadata": {
+                "name": f"{meta['name'][:220]}.{meta['uid'][:8]}.{status['lastSequence']}.{reason.lower()}",
+                "namespace": meta["namespace"],
+            },
             "involvedObject": {
                 "apiVersion": API_VERSION, "kind": "AgentRun", "namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"],
                 "resourceVersion": meta["resourceVersion"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -111,8 +112,15 @@ def _result(row: Row) -> Json:
     return {"resultRef": f"perdure:run/{row['run_id']}/result"}
 
 
-def event_of(status: Json, old: Json) -> tuple[str, str, str] | None:
-    """Type, reason and message of the Kubernetes event for this change of status; None when nothing happened that has a name."""
+def events_of(status: Json, old: Json) -> Iterator[tuple[str, str, str]]:
+    """Type, reason and message of the Kubernetes events for this change of status. A start is told even if more has happened since."""
+    if status["phase"] != "Running" and status.get("startTime") and not old.get("startTime"):
+        yield "Normal", "Started", f"attempt {status['attempt']}"
+    if (event := _event_of(status, old)) is not None:
+        yield event
+
+
+def _event_of(status: Json, old: Json) -> tuple[str, str, str] | None:
     phase, before = status["phase"], old.get("phase")
     message = next((c["message"] for c in status["conditions"] if c["type"] == "Succeeded"), "")
     if phase == before and status["attempt"] == old.get("attempt"):

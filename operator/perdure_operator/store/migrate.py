@@ -2,9 +2,9 @@
 
 ``NNNN_name.pre.sql`` runs before the new code rolls out, ``NNNN_name.post.sql`` after it (code of the version before must run on the
 new schema). Functions (``sql/*.sql``) are ``create or replace``, so they need no numbers; one that got more parameters with defaults
-takes the place of the one without them, and old code calls the new one. Everything happens in one transaction under an
-advisory lock: two migrators wait for each other, and a failure changes nothing. (A session lock would not survive PgBouncer; this one
-belongs to the transaction.)
+takes the place of the one without them, and old code calls the new one; to what a function returns,
+columns may only be added. Everything happens in one transaction under an advisory lock: two migrators wait for each other, and a failure
+changes nothing. (A session lock would not survive PgBouncer; this one belongs to the transaction.)
 
 ``require_schema`` is for those who must not start before that. The functions count as one more migration there, named after their
 content: new code with the numbered migrations of its predecessor would otherwise meet old functions.
@@ -28,10 +28,12 @@ _LOCK = 0x7065726475  # "perdu"
 # is of this version.
 _SUPPLANTED = """
   select old.oid::regprocedure::text from pg_proc old join pg_proc new using (pronamespace, proname)
-  where old.pronamespace = 'perdure'::regnamespace and new.xmin = pg_current_xact_id()::xid and old.xmin <> new.xmin
+  where old.pronamespace = 'perdure'::regnamespace
+    and age(new.xmin) <= age(pg_current_xact_id()::xid) and age(old.xmin) > age(pg_current_xact_id()::xid)
     and old.pronargs between new.pronargs - new.pronargdefaults and new.pronargs - 1
     and starts_with(concat(new.proargtypes, ' '), ltrim(concat(old.proargtypes, ' ')))
 """
+_DROP = re.compile(r"DROP FUNCTION (perdure\.\w+\(.*?\))")
 _NAME = re.compile(r"^(\d{4})_\w+\.(pre|post)\.sql$")
 
 
@@ -112,13 +114,26 @@ async def _migrate(connection: asyncpg.Connection, phase: Literal["pre", "post",
         applied.append(migration.name)
     await connection.execute("set local check_function_bodies = off")
     for _, sql in functions():
-        await connection.execute(sql)
+        await _define(connection, sql)
     for old in await connection.fetch(_SUPPLANTED):
         await connection.execute(f"drop function {old[0]}")
     await connection.execute(
         "insert into perdure.migrations (name) values ($1) on conflict (name) do update set applied_at = now()", _functions_name()
     )
     return applied
+
+
+async def _define(connection: asyncpg.Connection, sql: str) -> None:
+    while True:
+        try:
+            async with connection.transaction():
+                await connection.execute(sql)
+                return
+        except asyncpg.InvalidFunctionDefinitionError as error:
+            # It returns something else than before: only then is it dropped, which those who are in it right now may notice.
+            if (found := _DROP.search(error.hint or "")) is None:
+                raise
+            await connection.execute(f"drop function {found[1]}")
 
 
 async def _applied(connection: asyncpg.Connection) -> frozenset[str]:

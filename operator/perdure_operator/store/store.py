@@ -74,9 +74,12 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
+    """``silent_seconds``: how long it was not renewed; 0 unless somebody else was at it just now."""
+
     run: UUID
     cancel: bool
     pause: bool
+    silent_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +218,12 @@ class Store:
                 [b.pod for b in beats],
                 list(idle),
             )
-        return [Alive(row["run_id"], row["cancel"], row["pause"]) for row in rows]
+        return [Alive(row["run_id"], row["cancel"], row["pause"], row["silent_seconds"]) for row in rows]
+
+    async def renew(self, beat: Beat) -> None:
+        """As ``heartbeat``, of one lease, however long others are at it."""
+        async with self.connection() as connection:
+            await connection.execute("select perdure.renew($1, $2, $3)", beat.run, beat.epoch, beat.pod)
 
     async def tell_again(self, gateway: str) -> None:
         """Who holds a lease at this gateway may not have heard the last news: it is news again."""

@@ -126,8 +126,9 @@ end $$;
 
 -- One call a gateway a beat. Gives back the leases that are live, with what their pods must know; a pair that does not come back is lost.
 -- It holds no run's lock, so it must not wait for rows that a batch has: what is locked is being worked on and can do without this beat.
+-- `silent_seconds` says how long it has done without already.
 create or replace function perdure.heartbeat(p_gateway text, p_runs uuid[], p_epochs int[], p_pods uuid[], p_idle uuid[])
-returns table (run_id uuid, cancel boolean, pause boolean) language plpgsql as $$
+returns table (run_id uuid, cancel boolean, pause boolean, silent_seconds double precision) language plpgsql as $$
 declare
   v_now timestamptz := perdure.now();
 begin
@@ -141,11 +142,16 @@ begin
   where pod_id in (select d.pod_id from perdure.pods d where d.pod_id = any (p_idle) and d.gateway = p_gateway and d.seen_at < v_now - interval '5 seconds'
                    order by d.pod_id for update skip locked);
   return query
-  select r.run_id, r.cancel_requested, r.paused or r.spec_paused
+  select r.run_id, r.cancel_requested, r.paused or r.spec_paused, extract(epoch from v_now - l.beat_at)::double precision
   from unnest(p_runs, p_epochs, p_pods) b(run_id, epoch, pod)
   join perdure.leases l on l.run_id = b.run_id and l.epoch = b.epoch and l.holder = b.pod
   join perdure.runs r on r.run_id = l.run_id;
 end $$;
+
+-- A beat of one lease, for which it waits: it holds nothing else that anybody could wait for.
+create or replace function perdure.renew(p_run uuid, p_epoch int, p_pod uuid) returns void language sql as $$
+  update perdure.leases set beat_at = perdure.now() where run_id = p_run and epoch = p_epoch and holder = p_pod
+$$;
 
 -- A gateway took its news and could not bring them, or never got them.
 create or replace function perdure.tell_again(p_gateway text) returns void language sql as $$
