@@ -94,7 +94,10 @@ class Signature:
         if self._simple and not kwargs and len(args) == len(self.names):
             found = dict(zip(self.names, args, strict=True))
         else:
-            bound = self._parameters.bind(*args, **kwargs)
+            try:
+                bound = self._parameters.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{self.what}: {error}") from None
             bound.apply_defaults()
             found = dict(bound.arguments)
             for name, parameter in self._parameters.parameters.items():

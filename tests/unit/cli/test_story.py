@@ -36,6 +36,8 @@ def told(kind: str, data: dict[str, Any] | None = None, payload: Any = None) -> 
         ("wait.opened", {"conditions": 3, "first": {"kind": "child_done", "name": "c"}}, "waits for child done c and 2 more"),
         ("activity.started", {"tool": "send_email", "attempt": 2}, "calls send_email (attempt 2)"),
         ("activity.unknown", {"tool": "send_email"}, "nobody knows whether send_email happened"),
+        ("child.spawned", {"child": "0a1b", "name": "report-1", "pool": "ns/p"}, "started the child report-1 in pool ns/p"),
+        ("child.done", {"child": "0a1b", "name": "report-1", "status": "Succeeded"}, "its child report-1 is Succeeded"),
         ("activity.resolved", {"tool": "mail", "state": "FAILED", "by": "query"}, "the provider says: mail is FAILED"),
         ("activity.resolved", {"tool": "mail", "state": "SUCCEEDED", "by": "person"}, "a person says: mail is SUCCEEDED"),
         ("something.new", {"a": 1}, 'something.new {"a": 1}'),

@@ -76,6 +76,18 @@ def test_a_done_step_is_not_done_again() -> None:
     assert list(sim.record.journal) == ["step:fetch#0", "step:fetch#1", "wait:go#0"]
 
 
+def test_a_call_that_does_not_fit_names_the_step() -> None:
+    @step
+    async def fetch(url: str) -> str:
+        return url
+
+    @agent
+    async def main(run: Run) -> None:
+        await fetch()  # type: ignore[call-arg]
+
+    assert Simulation(main, max_retries=0).run().error.message == "step fetch: missing a required argument: 'url'"
+
+
 def test_replay_costs_no_round_trip() -> None:
     @step
     async def work(n: int) -> int:

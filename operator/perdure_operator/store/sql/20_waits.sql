@@ -104,7 +104,7 @@ begin
 
   -- Wakeups that others inserted get their sequence. Bounded; what is left stays due.
   with new as (
-    select kind, source, data, id, row_number() over (order by at, kind, source) as n
+    select kind, source, name, data, id, row_number() over (order by at, kind, source) as n
     from perdure.wakeups where run_id = r.run_id and seq is null order by at, kind, source limit 1000
   ), applied as (
     update perdure.wakeups w set seq = r.last_seq + new.n from new
@@ -113,7 +113,7 @@ begin
     insert into perdure.events (run_id, seq, epoch, at, kind, data)
     select r.run_id, r.last_seq + n, r.epoch, p_now,
       case kind when 'child_done' then 'child.done' when 'cancel' then 'run.cancel_requested' else kind || '.received' end,
-      case kind when 'child_done' then jsonb_build_object('child', id, 'status', data ->> 'status') else data end
+      case kind when 'child_done' then jsonb_build_object('child', id, 'name', name, 'status', data ->> 'status') else data end
     from new
   )
   select count(*), coalesce(bool_or(kind = 'cancel'), false),

@@ -79,7 +79,8 @@ begin
     perform perdure.refuse('invalid-input', format('the key %s is that of a %s', p_body ->> 'key', v_kind));
   end if;
   v_child := p_body -> 'run' ->> 'run_id';
-  r := perdure.log(r, 'child.spawned', jsonb_build_object('key', p_body ->> 'key', 'child', v_child, 'pool', p_body -> 'run' ->> 'pool'), p_now);
+  r := perdure.log(r, 'child.spawned', jsonb_build_object('key', p_body ->> 'key', 'child', v_child, 'name', p_body -> 'run' ->> 'name',
+    'pool', p_body -> 'run' ->> 'pool'), p_now);
   insert into perdure.journal (run_id, key, kind, name, state, seq, epoch, fingerprint, data)
   values (r.run_id, p_body ->> 'key', 'spawn', p_body -> 'run' ->> 'pool', 'succeeded', r.last_seq, r.epoch, p_body ->> 'fingerprint',
     jsonb_build_object('child', v_child));
