@@ -32,7 +32,7 @@ class Inside:
         )
         address = perdure.cluster.kubectl("get", "service", f"{RELEASE}-gateway", "-n", NAMESPACE, "-o", "jsonpath={.spec.clusterIP}")
         self._service = f"{address.strip()}:443"
-        gateways = perdure.all(PODS, NAMESPACE, "-l", "app.kubernetes.io/component=gateway")
+        gateways = perdure.all(PODS, NAMESPACE, labels="app.kubernetes.io/component=gateway")
         self.gateways = [f"{pod['status']['podIP']}:{GATEWAY_PORT}" for pod in gateways]
 
     def signal(self, name: str, signal: str, payload: Any = None, *, key: str | None = None, gateway: str = "") -> Json:

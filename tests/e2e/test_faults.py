@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from tests.e2e.installation import Installation, agent_run, pool
+from tests.e2e.installation import POOLS, Installation, agent_run, pool
 from tests.e2e.records import Records
 
 AGENT = ["python", "agents.py"]
@@ -76,11 +76,11 @@ def test_a_quota_refuses_pods_until_it_is_raised(perdure: Installation, namespac
         return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "pods"}, "spec": {"hard": {"pods": str(pods)}}}
 
     def used() -> str | None:
-        found = perdure.get("resourcequota", "pods", namespace) or {}
+        found = perdure.get("resourcequotas", "pods", namespace) or {}
         return ((found.get("status") or {}).get("used") or {}).get("pods")
 
     def says() -> tuple[str, str]:
-        found = perdure.get("agentpool", "worker", namespace) or {}
+        found = perdure.get(POOLS, "worker", namespace) or {}
         [ready] = (found.get("status") or {}).get("conditions") or [{"status": "", "reason": ""}]
         return ready["status"], ready["reason"]
 

@@ -164,7 +164,7 @@ async def test_a_worker_that_has_lost_its_lease_writes_nothing(door: Door, perdu
     held = perdure.sql(f"select data ->> 'pod' from perdure.events where run_id = '{run}' and kind = 'run.leased'")
     [pod] = [
         found["metadata"]["name"]
-        for found in perdure.all(PODS, place, "-l", f"perdure.dev/pod-id={held}")
+        for found in perdure.all(PODS, place, labels=f"perdure.dev/pod-id={held}")
         if found["status"]["phase"] == "Running"
     ]
     before = journal(perdure, run)

@@ -46,7 +46,7 @@ def test_gateways_die_while_runs_work_and_signals_come(perdure: Installation, pl
     perdure.until_phase("collects", place, "Suspended")
     records.until_at_work("works")
     with inside.flow("collects") as flow:
-        for pod in perdure.all(PODS, NAMESPACE, "-l", "app.kubernetes.io/component=gateway"):
+        for pod in perdure.all(PODS, NAMESPACE, labels="app.kubernetes.io/component=gateway"):
             gateway, sent = pod["metadata"]["name"], flow.sent
             perdure.until("signals flow", lambda sent=sent: flow.sent > sent)
             assert records.is_running("works")

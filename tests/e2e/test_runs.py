@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.cluster.audit import AuditLog
 from tests.cluster.errors import ClusterError
-from tests.e2e.installation import PODS, RUNS, Installation, agent_run, pool
+from tests.e2e.installation import PODS, POOLS, RUNS, Installation, agent_run, pool
 
 Json = dict[str, Any]
 
@@ -150,7 +150,7 @@ def test_an_image_that_cannot_be_pulled_says_so(perdure: Installation, place: st
     perdure.apply(place, broken, agent_run("imageless", "no-image", {}))
 
     def says() -> bool:
-        found = perdure.get("agentpool", "no-image", place) or {}
+        found = perdure.get(POOLS, "no-image", place) or {}
         return any(c["reason"] == "ErrImageNeverPull" for c in (found.get("status") or {}).get("conditions", []))
 
     perdure.until("the pool says why", says)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.e2e.installation import NAMESPACE, PODS, RUNS, Installation, pool
+from tests.e2e.installation import NAMESPACE, PODS, RUNS, TRIGGERS, Installation, pool
 
 Json = dict[str, Any]
 
@@ -92,7 +92,7 @@ def leader(perdure: Installation) -> str:
 
 
 def gateways(perdure: Installation) -> list[str]:
-    return [pod["metadata"]["name"] for pod in perdure.all(PODS, NAMESPACE, "-l", "app.kubernetes.io/component=gateway")]
+    return [pod["metadata"]["name"] for pod in perdure.all(PODS, NAMESPACE, labels="app.kubernetes.io/component=gateway")]
 
 
 def process(perdure: Installation, pod: str, container: str) -> int:
@@ -186,9 +186,7 @@ def hook(perdure: Installation, place: str) -> str:
     )
     auth = {"hmac": {"secretRef": {"name": "orders-hook", "key": "secret"}}}
     perdure.apply(place, trigger("orders", {"webhook": {"auth": auth, "idHeader": "X-Delivery"}}))
-    url = perdure.until(
-        "it says where it is", lambda: ((perdure.get("triggers.perdure.dev", "orders", place) or {}).get("status") or {}).get("url")
-    )
+    url = perdure.until("it says where it is", lambda: ((perdure.get(TRIGGERS, "orders", place) or {}).get("status") or {}).get("url"))
     return str(url).partition(f".{NAMESPACE}.svc")[2]
 
 

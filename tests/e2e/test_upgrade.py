@@ -96,7 +96,7 @@ def arriving(perdure: Installation, place: str) -> Iterator[list[str]]:
 
 def images(perdure: Installation) -> set[str]:
     """Of all that Perdure runs in its own namespace and that has not ended."""
-    pods = perdure.all(PODS, NAMESPACE, "--field-selector=status.phase=Running")
+    pods = perdure.all(PODS, NAMESPACE, fields="status.phase=Running")
     return {box["image"] for pod in pods if "deletionTimestamp" not in pod["metadata"] for box in pod["spec"]["containers"]}
 
 
