@@ -26,7 +26,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- define "perdure.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := index . 1 -}}
-{{- $name := ternary (printf "%s/%s" $root.Values.image.registry $image.repository) $image.repository (ne $root.Values.image.registry "") -}}
+{{- $name := ternary (printf "%s/%s" ($root.Values.image.registry | trimSuffix "/") $image.repository) $image.repository (ne $root.Values.image.registry "") -}}
 {{- if $image.digest -}}
 {{ $name }}@{{ $image.digest }}
 {{- else -}}

@@ -151,7 +151,17 @@ def connect() -> Connection:
             action=f"Start it again there: `perdure dev -f FILE…`; everything goes on. {FOR_CLUSTER}",
         )
     if state is None or session is None:
-        return _cluster(chosen, f"No `perdure dev` was found from this folder upwards. {FOR_LOCAL}")
+        try:
+            return _cluster(chosen, f"No `perdure dev` was found from this folder upwards. {FOR_LOCAL}")
+        except PerdureError as error:
+            if error.code != "no-cluster":
+                raise
+            chosen.meant = ""
+            raise Unavailable(
+                f"no `perdure dev` was found from this folder upwards, and no cluster either ({error})",
+                code="nowhere",
+                action=f"Start one here: `perdure dev -f FILE…`, or go to its folder. {FOR_CLUSTER}",
+            ) from None
     chosen.meant = f"Meant was the `perdure dev` of {state.path}. {FOR_CLUSTER}"
     hint = f"Is `perdure dev` (process {session.pid}) still running? Start it again with the state folder {state.path}; everything goes on."
     return LocalConnection(Client(session.urls, session.token, hint=hint), state)

@@ -203,8 +203,11 @@ def why(view: WhyView, run: str, pod_name: PodName, command: Callable[[str], str
         what = f"waits for {wait}"
         if wait.call is not None:
             what = f"a person must decide: nobody knows whether {plain(wait.call, 400)} happened"
-        parts = [what, f"for {age(wait.since)}" if wait.since else "", f"due {clock(wait.at)}" if wait.at else ""]
-        lines.append(Text("  " + plain(", ".join(p for p in parts if p), 500)))
+        since, at = f"for {age(wait.since)}" if wait.since else "", f"due {clock(wait.at)}" if wait.at else ""
+        until = f"until {clock(wait.timeout_at)} at the latest" if wait.timeout_at else ""
+        lines.append(Text("  " + plain(", ".join(p for p in (what, since, at, until) if p), 500)))
+        if wait.refused is not None:
+            lines.append(_way("one came that it could not use", f"{wait.refused.reason} (expected: {wait.refused.expected})"))
         lines += _ways(wait, run, command)
     return Text("\n").join(lines)
 

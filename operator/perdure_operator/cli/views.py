@@ -38,13 +38,22 @@ class CallView(View, frozen=True):
         return f"{self.tool}({', '.join(f'{name}={json.dumps(value, ensure_ascii=False)}' for name, value in given.items())})"
 
 
+class RefusedView(View, frozen=True):
+    """What came and was no ``expected``."""
+
+    expected: str = ""
+    reason: str = ""
+
+
 class WaitingFor(View, frozen=True):
-    """``tool``: the signal is a person's answer about a call of this tool; ``call``: which one."""
+    """``tool``: the signal is a person's answer about a call of this tool; ``call``: which one. ``refused``: one came, of no use."""
 
     kind: str
     name: str = ""
     at: str | None = None
+    timeout_at: str | None = None
     since: str | None = None
+    refused: RefusedView | None = None
     key: str = ""
     tool: str = ""
     call: CallView | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -102,10 +102,15 @@ def _result(stored: bytes | None, read: bytes | None) -> Raw | UnsetType | None:
     return UNSET if found is None else Raw(found)
 
 
-def why(view: RunView, calls: Sequence[Call] = (), trouble: dict[str, Any] | None = None) -> dict[str, Any]:
+def why(view: RunView, calls: Sequence[Call], refusals: Mapping[str, Any], trouble: dict[str, Any] | None) -> dict[str, Any]:
     """W6: what the run waits for, since when, and what would wake it; or why it does not run. ``calls``: those that a person is asked
-    about; ``trouble``: why the pool has no pod for it."""
+    about; ``refusals``: of signals that came and were of no use, by name; ``trouble``: why the pool has no pod for it."""
     about = {call.key: call for call in calls}
+
+    def told(wait: dict[str, Any]) -> dict[str, Any]:
+        key, refused = question_of(wait), refusals.get(wait["name"]) if wait["kind"] == "signal" else None
+        return wait | ({"call": about[key]} if key in about else {}) | ({"refused": refused} if refused else {})
+
     return {
         "name": view.name,
         "state": view.state,
@@ -114,7 +119,7 @@ def why(view: RunView, calls: Sequence[Call] = (), trouble: dict[str, Any] | Non
         "since": view.state_since,
         "pausedBy": view.paused_by,
         "poolTrouble": trouble,
-        "waitingFor": [wait | {"call": about[key]} if (key := question_of(wait)) in about else wait for wait in view.waiting_for],
+        "waitingFor": [told(wait) for wait in view.waiting_for],
         "deadlineAt": view.deadline_at,
     }
 

@@ -192,7 +192,7 @@ class PodExit:
             return "was stopped" if self.stopped else "had done its work"
         if self.sidecar_first:
             return f"sidecar {describe(self.sidecar)}"
-        return f"agent {describe(self.agent)}" + ("" if self.agent else " without finishing its run")
+        return f"agent {describe(self.agent)}" + ("" if self.agent else " without finishing its run (does it call serve()?)")
 
 
 class WorkerPod:

@@ -19,9 +19,11 @@ _PENDING = {
     "Paused": "paused; resume it to go on",
     "CancelRequested": "a cancel was requested",
     "DeadlineExceeded": "its deadline has passed",
-    None: "queued: waits for an idle pod of pool {pool}",
+    None: "queued{failed}: waits for an idle pod of pool {pool}",
 }
 LOSSES = "LossesExhausted"
+_WENT_ON = frozenset({"", "Woken", "Resumed"})
+"""Reasons of a run that is queued and has not just failed."""
 
 
 def in_words(row: Row) -> tuple[str, str]:
@@ -58,7 +60,9 @@ def _pending(row: Row) -> tuple[str, str]:
         again = f"the next try is in {math.ceil(left)} s" if left > 0 else "it is being tried again"
         return "PoolNotReady", f"queued, but pods of pool {row['pool']} fail: {trouble['message']}; {again}"
     failure = ": ".join(part for part in (row["reason"], row["message"]) if part)
+    failed = f" again after attempt {row['attempt']} failed ({failure[:300]})" if row["failures"] and row["reason"] not in _WENT_ON else ""
     words = _PENDING.get(code, code or "").format(
-        runnable_at=rfc3339(row["runnable_at"]), pool=row["pool"], namespace=row["namespace"], failure=failure and f" ({failure[:300]})"
-    )
+        runnable_at=rfc3339(row["runnable_at"]), pool=row["pool"], namespace=row["namespace"], failure=failure and f" ({failure[:300]})",
+        failed=failed,
+    )  # fmt: skip
     return code or "Queued", words

@@ -167,6 +167,21 @@ class Reader:
         )
         return bool(found)
 
+    async def refusals(self, run: UUID, signals: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What the agent said of the last payload of each of these signals that it could not use."""
+        rows = await self._connection.fetch(
+            "select payload from perdure.events where run_id = $1 and kind in ('agent.SignalRejected', 'agent.AnswerRefused') "
+            "order by seq desc limit 20",
+            run,
+        )
+        payloads = await Payloads.of(self._connection, (row["payload"] for row in rows))
+        found: dict[str, dict[str, Any]] = {}
+        for row in rows:
+            said = _decode(payloads.get(row["payload"]))
+            if isinstance(said, dict) and said.get("signal") in signals:
+                found.setdefault(said["signal"], said)
+        return found
+
     async def calls(self, run: UUID, keys: Sequence[str]) -> list[Call]:
         """Those of these effects of which nobody knows whether they happened."""
         rows = await self._connection.fetch(

@@ -149,7 +149,10 @@ class Runs:
             row = await reader.run(await reader.find(request.match_info["ns"], request.match_info["run"]))
             view = run_view(row)
             keys = [key for wait in view.waiting_for if (key := question_of(wait)) is not None]
-            return reply(why(view, await reader.calls(row["run_id"], keys) if keys else (), trouble_of_pool(row)))
+            calls = await reader.calls(row["run_id"], keys) if keys else []
+            signals = [wait["name"] for wait in view.waiting_for if wait["kind"] == "signal"]
+            refusals = await reader.refusals(row["run_id"], signals) if signals else {}
+            return reply(why(view, calls, refusals, trouble_of_pool(row)))
 
     async def tree(self, request: web.Request) -> web.Response:
         await authorize(request, "get")

@@ -225,7 +225,7 @@ begin
     union all
     select run_id, v_key, idx, kind, name, at from perdure.wait_conditions where run_id = r.run_id and key = v_before.key;
     insert into perdure.waits (run_id, key, name, mode, state, seq, opened_at, timeout_at, due_at)
-    select r.run_id, v_key, coalesce(p_body ->> 'name', ''), t.mode, 'open', r.last_seq, p_now, t.timeout_at,
+    select r.run_id, v_key, coalesce(p_body ->> 'name', ''), t.mode, 'open', r.last_seq, coalesce(v_before.opened_at, p_now), t.timeout_at,
       least(t.timeout_at, case when t.mode = 'any' then c.first_at else c.last_at end)
     from (select p_body ->> 'mode' as mode, p_now + (p_body ->> 'timeoutSeconds')::double precision * interval '1 second' as timeout_at
           where v_before.key is null
