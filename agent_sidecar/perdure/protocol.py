@@ -226,7 +226,7 @@ class ActivityRecorded(Body, kw_only=True):
 
 class ActivityResolve(Body, tag="activity.resolve", tag_field="op", kw_only=True):
     """The answer of the provider, or of a person, about an UNKNOWN entry. Not found does not permit a second execution while the old
-    executor may still act. Answer: :class:`ActivityDecision`."""
+    executor may still act. ``by``: whose answer it is, as the worker says. Answer: :class:`ActivityDecision`."""
 
     key: Key
     happened: bool
@@ -404,7 +404,10 @@ class CheckpointRef(Body, kw_only=True):
 
 
 class LedgerEntry(Body, kw_only=True):
+    """``seq``: of its intent in the log."""
+
     key: str
+    seq: int = 0
     tool: str
     effect: str
     state: str

@@ -175,6 +175,19 @@ async def test_why_asks_a_person_what_became_of_a_call_and_takes_only_an_answer(
     assert (await api.view(run)).state != "Suspended"
 
 
+async def test_why_says_that_a_signal_came_and_was_of_no_use(cluster: Cluster) -> None:
+    gateway, api = await cluster.one()
+    run = await api.create()
+    pod = await cluster.holder(gateway)
+    for name, reason in (("go", "first"), ("go", "Expected `int`, got `str`"), ("other", "of another")):
+        said = {"signal": name, "id": "1", "payload": '"x"', "expected": "int", "reason": reason}
+        await pod.op(wire.EventAppend(kind="SignalRejected", data=Raw(wire.encode_json(said))))
+    await pod.wait("wait:go#0", signal("go"), timeout_seconds=3600.0)
+    [wait] = (await api.call("GET", f"/runs/{run}/why"))["waitingFor"]
+    assert wait["refused"]["reason"] == "Expected `int`, got `str`"
+    assert wait["timeoutAt"] > wait["since"]
+
+
 async def test_why_says_that_the_pools_pods_fail(cluster: Cluster, store: Store) -> None:
     _, api = await cluster.one()
     run = await api.create("stuck")

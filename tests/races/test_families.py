@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.harness import runs
 from tests.harness.cluster import POOL, Cluster
-from tests.harness.pods import FakePod, child
+from tests.harness.pods import FakePod, child, timer
 from tests.harness.postgres import in_order, move_clock
 
 from perdure import protocol as wire
@@ -118,6 +118,8 @@ async def test_a_thousand_children_end_at_once(cluster: Cluster) -> None:
     gateway, api = await cluster.one()
     store = cluster.store
     await store.upsert_pool("default", "kids", POOL, 10_000)
+    # The children's pods are rows that never beat: on a slow machine they are silent for a lease.
+    cluster.expected_errors.append("unusually many leases are silent")
     parent_id = await api.create("parent")
     parent = await cluster.holder(gateway)
     assert parent.epoch is not None
@@ -148,6 +150,19 @@ async def test_a_thousand_children_end_at_once(cluster: Cluster) -> None:
     counts = {row["kind"]: row["count"] for row in kinds}
     assert (counts["run.woken"], counts["child.done"], counts["wait.satisfied"]) == (1, count, 1)
     assert await heir.finish() == "Succeeded"
+
+
+async def test_an_agent_that_holds_its_pod_hears_of_its_child_and_of_its_timer(cluster: Cluster) -> None:
+    gateway, api = await cluster.one()
+    await api.create("parent")
+    parent = await cluster.holder(gateway)
+    kid = await parent.spawn("spawn:k#0")
+    assert (await parent.wait("wait:kid#0", child(kid), suspend=False)).status == "open"
+    worker = await cluster.holder(gateway)
+    await worker.finish()
+    assert (await parent.poke()).outcomes["wait:kid#0"].status == "satisfied"
+    assert (await parent.wait("wait:soon#0", timer(0.2), suspend=False)).status == "open"
+    assert (await parent.poke()).outcomes["wait:soon#0"].fired[0].kind == "timer"
 
 
 async def obey(pod: FakePod) -> None:

@@ -118,6 +118,34 @@ async def test_a_pod_that_only_beats_keeps_its_run_under_a_storm_of_signals(clus
     assert pod.lost == []
 
 
+async def test_a_lease_that_is_locked_at_every_beat_is_renewed_all_the_same(cluster: Cluster) -> None:
+    """A beat passes over what is locked. Here it is free for no more than an instant, for two leases long."""
+    [gateway] = await cluster.start("a", lease_seconds=LEASE)
+    run = await cluster.api(gateway).create()
+    pod = await cluster.holder(gateway)
+    held = await asyncpg.connect(cluster.dsn)
+    until = asyncio.get_running_loop().time() + 2 * LEASE
+    while asyncio.get_running_loop().time() < until:
+        async with held.transaction():
+            await held.execute("select 1 from perdure.leases where run_id = $1::text::uuid for update", run)
+            await asyncio.sleep(0.05)
+    await held.close()
+    assert await cluster.pg.fetchval("select epoch from perdure.leases") == 1
+    assert pod.lost == []
+
+
+async def test_a_lease_that_somebody_sits_on_costs_no_other(cluster: Cluster) -> None:
+    [gateway] = await cluster.start("a", lease_seconds=LEASE)
+    await cluster.api(gateway).create_many([f"r{n}" for n in range(5)])
+    pods = [await cluster.holder(gateway) for _ in range(5)]
+    held = await asyncpg.connect(cluster.dsn)
+    async with held.transaction():
+        await held.execute("select 1 from perdure.leases where run_id = $1::text::uuid for update", pods[0].run)
+        await asyncio.sleep(4 * LEASE)
+    await held.close()
+    assert [pod.lost for pod in pods[1:]] == [[]] * 4
+
+
 async def test_an_outage_of_postgres_costs_no_lease(own_cluster: Cluster, own_postgres: EmbeddedPostgres) -> None:
     cluster = own_cluster
     a, b = await cluster.start("a", "b", lease_seconds=LEASE)

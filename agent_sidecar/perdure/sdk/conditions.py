@@ -132,6 +132,7 @@ async def until(
     async def work() -> protocol.WaitOutcome:
         this, begin = claim, body
         for count in itertools.count(1):
+            known = execution.journal.get(this.key)
             outcome = await execution.waits.wait(here, this, begin, held)
             following = claim.again(count)
             if outcome.status == "timed_out":
@@ -141,6 +142,11 @@ async def until(
                 reasons = {item.index: reason for item in outcome.fired if (reason := _reason(codecs or {}, item)) is not None}
                 if not reasons:
                     return outcome
+                if known is not None and known.state != "open" and execution.acted_after(known.seq):
+                    # An earlier attempt could read it, and did something then: to drop it now would do that again.
+                    raise ResultUndecodable(
+                        f"{this.key}: a payload that was accepted is not readable any more: {next(iter(reasons.values()))}"
+                    )
                 for reason in reasons.values():
                     execution.notice("SignalRejected", reason)
                 begin = msgspec.structs.replace(body, key=following.key, instead_of=this.key, dropped=list(reasons))

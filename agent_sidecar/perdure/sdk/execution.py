@@ -185,6 +185,11 @@ class Execution:
             except Refused as refusal:
                 _log.warning("%s was not recorded: %s", type(item.body).__name__, refusal)
 
+    def acted_after(self, seq: int) -> bool:
+        """Whether an earlier attempt did anything after this point of the log."""
+        done = any(entry.seq > seq for entry in self.context.journal if entry.kind != "wait" or entry.state == "open")
+        return done or any(entry.seq > seq for entry in self.context.ledger)
+
     def notice(self, kind: str, data: dict[str, object]) -> None:
         """A warning for the log of the run and of this process; sent with the next operation."""
         _log.warning("%s %s", kind, data)

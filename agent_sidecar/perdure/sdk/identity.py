@@ -39,7 +39,7 @@ class Scope:
         """The identity of the next operation of this kind and name. Raises ConcurrentUnnamed, InvalidDeclaration."""
         slot = f"{kind}:{name.translate(_UNSAFE)}"
         if key is not None:
-            full = self._full(f"{slot}={key}")
+            full = self._full(f"{slot}={key.replace('~', '~~')}")  # one alone is that of `again`
             return Claim(self, full, full, named=True)
         last = self._lanes.get(slot)
         if last is not None and last is not lane and apart(last, lane):

@@ -39,6 +39,7 @@ class Entry:
     token: str
     safe_at: float
     max_retries: int
+    seq: int = 0
     state: str = "RUNNING"
     attempts: int = 1
     executor_gone: bool = False
@@ -116,6 +117,7 @@ class MemoryLedger:
         return [
             protocol.LedgerEntry(
                 key=entry.key,
+                seq=entry.seq,
                 tool=entry.tool,
                 effect=entry.effect,
                 state=entry.state,

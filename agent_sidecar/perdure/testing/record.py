@@ -153,7 +153,10 @@ class RunRecord:
                 self.checkpoint = protocol.CheckpointRef(seq=recorded.seq, type=body.type, cursor=body.cursor)
                 return recorded
             case protocol.ActivityBegin():
-                return self._logged("activity.begin", self.ledger.begin(body))
+                decision = self._logged("activity.begin", self.ledger.begin(body))
+                entry = self.ledger.entries[decision.key]
+                entry.seq = entry.seq or len(self.log)
+                return decision
             case protocol.ActivityEnd():
                 return self._activity_end(body, live)
             case protocol.ActivityResolve():

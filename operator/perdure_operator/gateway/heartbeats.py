@@ -2,7 +2,7 @@
 
 A connection is no proof of life: a stopped process keeps its socket. So a lease is renewed only for a pod that has sent a frame since the
 last time. What the store does not confirm is lost, and the pod is told. A beat passes over what a batch is working on; under a storm of
-signals that could be a whole lease long, so the second time it waits.
+signals that could be a whole lease long, so the second time it waits a moment; of a few at once, because all others wait for that.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from perdure_operator.gateway.pods import Hub
 from perdure_operator.store.store import Beat, Store
 
 log = structlog.get_logger(__name__)
+
+RENEWED_AT_ONCE = 8
+"""The least silent first: what has been locked for longest will most likely be so again."""
 
 
 class Heartbeats:
@@ -41,8 +44,9 @@ class Heartbeats:
         waiting = [pod.id for pod in self._hub.pods.values() if pod.held is None]
         beats = [Beat(run, fence.epoch, fence.holder) for run, fence in leases]
         alive = {a.run: a for a in await self._store.heartbeat(self._gateway, beats, waiting)}
-        passed_over = [b for b in beats if b.run in alive and alive[b.run].silent_seconds > 1.5 * self._interval]
-        await asyncio.gather(*(self._store.renew(beat) for beat in passed_over))
+        silent = {beat: alive[beat.run].silent_seconds for beat in beats if beat.run in alive}
+        passed_over = sorted((b for b in silent if silent[b] > 1.5 * self._interval), key=lambda b: silent[b])
+        await asyncio.gather(*(self._store.renew(beat) for beat in passed_over[:RENEWED_AT_ONCE]))
         for run, fence in leases:
             state = alive.get(run)
             if state is None:

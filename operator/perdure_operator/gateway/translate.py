@@ -250,6 +250,8 @@ def _wait(body: wire.WaitBegin) -> dict[str, Any]:
         if condition.at is not None:
             condition.at = _instant(condition.at)
         _seconds(condition.seconds, "seconds")
+    if body.dropped and body.instead_of is None:
+        raise InvalidInput("what is dropped was taken by another wait: name it in insteadOf")
     content: dict[str, Any] = msgspec.to_builtins(body)
     return {
         "key": _key(body.key),

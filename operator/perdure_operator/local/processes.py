@@ -238,6 +238,8 @@ class WorkerPod:
             code = self.agent.code or 0
             courtesy = done if code == 0 else failed if code > 0 else killed
             await asyncio.wait([sidecar, stop], timeout=courtesy, return_when=asyncio.FIRST_COMPLETED)
+            # Nobody has asked it to end yet: it was killed, and an agent that misses its sidecar ends by itself, at once.
+            sidecar_first = (self.sidecar.code or 0) < 0 <= (self.agent.code or 0)
         clean = self.sidecar.code == 0
         stopped = self._stop.is_set() and not clean
         pod_killed = not stopped and max(self.agent.code or 0, self.sidecar.code or 0) < 0

@@ -161,7 +161,7 @@ async def load(connection: Connection, run: UUID) -> Context:
         fallback=fallback,
         checkpoint=checkpoint,
         ledger=[
-            {"key": row["key"], "tool": row["name"], "effect": row["kind"], "state": row["state"], **detail}
+            {"key": row["key"], "seq": row["seq"], "tool": row["name"], "effect": row["kind"], "state": row["state"], **detail}
             for row, detail in parts["ledger"]
         ],
         signals=[SignalRow(row["name"], row["key"], detail["at"], payloads.get(row["payload"])) for row, detail in parts["signal"]],

@@ -221,7 +221,7 @@ class Store:
         return [Alive(row["run_id"], row["cancel"], row["pause"], row["silent_seconds"]) for row in rows]
 
     async def renew(self, beat: Beat) -> None:
-        """As ``heartbeat``, of one lease, however long others are at it."""
+        """As ``heartbeat``, of one lease, waiting a moment for others who are at it."""
         async with self.connection() as connection:
             await connection.execute("select perdure.renew($1, $2, $3)", beat.run, beat.epoch, beat.pod)
 

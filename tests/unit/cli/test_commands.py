@@ -125,12 +125,15 @@ def test_get_pools(call: Callable[..., Result], gateway: FakeGateway) -> None:
 def test_why_says_what_would_wake_it(call: Callable[..., Result], gateway: FakeGateway) -> None:
     gateway.answers["GET /v1/namespaces/report/runs/weekly/why"] = {
         "state": "Suspended", "reason": "Waiting", "message": "waits for signal approve", "since": "2026-11-21T12:00:00+00:00",
-        "waitingFor": [{"kind": "signal", "name": "approve", "since": "2026-11-21T12:00:00+00:00", "key": "/wait:x#0"}],
+        "waitingFor": [{"kind": "signal", "name": "approve", "since": "2026-11-21T12:00:00+00:00", "key": "/wait:x#0",
+                        "timeoutAt": "2126-11-21T12:00:00+00:00", "refused": {"expected": "int", "reason": "Expected `int`, got `str`"}}],
     }  # fmt: skip
     result = call("why", "report/weekly")
     assert result.exit_code == 0
     assert result.stdout.startswith("Suspended for ")
     assert "to send it: perdure signal -n report weekly approve" in result.stdout
+    assert " at the latest" in result.stdout
+    assert "one came that it could not use: Expected `int`, got `str` (expected: int)" in result.stdout
 
 
 def test_why_says_which_call_a_person_must_decide_about_and_how(call: Callable[..., Result], gateway: FakeGateway) -> None:

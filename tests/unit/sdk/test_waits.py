@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from perdure import InputChanged, Run, WaitTimedOut, agent, at, days, gather, signal, step, timer
+from perdure import InputChanged, ResultUndecodable, Run, WaitTimedOut, agent, at, days, gather, signal, step, timer, tool
 from perdure.testing import Simulation
 
 
@@ -269,6 +269,36 @@ def test_of_a_wait_for_all_too_what_was_dropped_stays_dropped() -> None:
     assert sim.signal("a", 5).run().suspended
     kinds[0] = Any
     assert sim.signal("go").run().result == [5, 2]
+
+
+def test_an_accepted_signal_that_later_code_cannot_read_is_no_second_question() -> None:
+    """Something was done with it already: to ask again would do that again."""
+    kinds: list[Any] = [Any]
+    sent: list[Any] = []
+
+    @tool(effect="external")
+    async def mail(to: str) -> None:
+        sent.append(to)
+
+    @agent
+    async def main(run: Run) -> None:
+        approved = await run.wait_signal("approve", kinds[0])
+        await mail(str(approved.payload))
+        await run.wait_signal("go")
+
+    sim = Simulation(main, max_retries=0).signal("approve", "yes").run()
+    kinds[0] = int
+    sim.signal("go").signal("approve", 7).run()
+    assert sim.error is not None
+    assert (sim.error.type, sent) == (ResultUndecodable.code, ["yes"])
+
+
+def test_a_key_like_that_of_a_wait_that_goes_on_is_another() -> None:
+    @agent
+    async def main(run: Run) -> list[Any]:
+        return [(await run.wait_signal("n", key=key)).payload for key in ("doc~1", "doc", "doc~")]
+
+    assert Simulation(main).signal("n", 1).signal("n", 2).signal("n", 3).run().result == [1, 2, 3]
 
 
 def test_another_wait_under_the_same_key_is_refused() -> None:

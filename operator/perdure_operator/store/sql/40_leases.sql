@@ -148,10 +148,13 @@ begin
   join perdure.runs r on r.run_id = l.run_id;
 end $$;
 
--- A beat of one lease, for which it waits: it holds nothing else that anybody could wait for.
-create or replace function perdure.renew(p_run uuid, p_epoch int, p_pod uuid) returns void language sql as $$
-  update perdure.leases set beat_at = perdure.now() where run_id = p_run and epoch = p_epoch and holder = p_pod
-$$;
+-- A beat of one lease, for which it waits a moment: it holds nothing else that anybody could wait for.
+create or replace function perdure.renew(p_run uuid, p_epoch int, p_pod uuid) returns void language plpgsql set lock_timeout = '250ms' as $$
+begin
+  update perdure.leases set beat_at = perdure.now() where run_id = p_run and epoch = p_epoch and holder = p_pod;
+exception when lock_not_available then
+  null; -- somebody sits on it: that must cost no other lease its beat
+end $$;
 
 -- A gateway took its news and could not bring them, or never got them.
 create or replace function perdure.tell_again(p_gateway text) returns void language sql as $$
