@@ -12,6 +12,8 @@ from tests.cluster.audit import AuditLog
 from tests.cluster.errors import ClusterError
 from tests.e2e.installation import PODS, POOLS, RUNS, Installation, agent_run, pool
 
+from perdure_operator.services.projector import WAKE_SECONDS
+
 Json = dict[str, Any]
 
 AGENT = ["python", "agents.py"]
@@ -59,7 +61,7 @@ def test_a_run_waits_without_a_pod_and_is_woken(perdure: Installation, place: st
     done = perdure.run("waits", place)
     assert done["status"]["result"]["payload"] == {"ok": True}
     assert truth(done, "Finished")[0] == "True"
-    assert not done["metadata"].get("finalizers")
+    perdure.until("it may be deleted", lambda: not perdure.run("waits", place)["metadata"].get("finalizers"))
 
 
 def test_a_timer_wakes(perdure: Installation, place: str) -> None:
@@ -209,5 +211,10 @@ def test_a_run_costs_the_apiserver_little(perdure: Installation, place: str) -> 
 
     (life, told), (patient, told_more) = writes("plain", "stepper-cost-"), writes("patient", "waiter-cost-")
     assert life.total() <= 8
-    assert patient.total() <= life.total() + 4
+    # On a machine so slow that the status says in between that a pod is awaited, that is one more.
+    waited = perdure.sql(
+        "select extract(epoch from max(e.at) filter (where e.kind = 'run.leased') - max(e.at) filter (where e.kind = 'run.woken')) "
+        f"from perdure.events e join perdure.runs r using (run_id) where r.namespace = '{place}' and r.name = 'patient'"
+    )
+    assert patient.total() <= life.total() + 4 + (float(waited) > WAKE_SECONDS)
     assert max(told, told_more) <= 3
