@@ -72,7 +72,9 @@ def test_the_database_dies_while_runs_work_and_signals_come(perdure: Installatio
             # It can be back before anybody has met it dead; the kubelet takes its time with a second restart.
             perdure.cluster.kill_container_process("perdure-postgres-0", "postgres", signal.SIGKILL, namespace=NAMESPACE)
             sent = flow.sent
-            perdure.until("somebody meets a database that is dead, or nobody does", lambda: flow.unanswered or flow.sent > sent + 3)
+            perdure.until(
+                "somebody meets a database that is dead, or nobody does", lambda sent=sent: flow.unanswered or flow.sent > sent + 3
+            )
         sent = flow.sent
         perdure.until("signals flow again", lambda: flow.sent > sent + 2)
     assert perdure.until_phase("keeps", place, "Succeeded", 120)["status"]["result"] == list(range(flow.sent))
