@@ -61,12 +61,14 @@ def nothing_left(perdure: Installation, place: str, name: str, runs: int) -> Non
     perdure.until("their pods go", lambda: not perdure.workers(place), 60)
 
 
-def test_a_deleted_parent_takes_three_levels_along(perdure: Installation, place: str) -> None:
-    settle_down(perdure, place, "dynasty")
+@pytest.mark.parametrize("cascade", ["background", "foreground"])
+def test_a_deleted_parent_takes_three_levels_along(perdure: Installation, place: str, cascade: str) -> None:
+    name = f"dynasty-{cascade[:4]}"
+    settle_down(perdure, place, name)
     started = time.monotonic()
-    perdure.delete(RUNS, "dynasty", place, "--wait=true", "--timeout=30s")
+    perdure.delete(RUNS, name, place, f"--cascade={cascade}", "--wait=true", "--timeout=30s")
     assert time.monotonic() - started < 20
-    nothing_left(perdure, place, "dynasty", 7)
+    nothing_left(perdure, place, name, 7)
 
 
 @pytest.mark.usefixtures("operators")

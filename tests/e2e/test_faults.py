@@ -88,7 +88,7 @@ def test_a_quota_refuses_pods_until_it_is_raised(perdure: Installation, namespac
     perdure.until("the quota counts", lambda: used() == "0")
     perdure.apply(namespace, pool("worker", [*AGENT, "worker"]), agent_run("squeezed", "worker", {"seconds": 0.1}))
     perdure.until("the pool says why it has no pods", lambda: says() == ("False", "QuotaExceeded"))
-    assert perdure.run("squeezed", namespace)["status"]["phase"] == "Pending"
+    perdure.until("and so does the run", lambda: perdure.run("squeezed", namespace)["status"]["waitReason"] == "PoolNotReady")
     assert not perdure.workers(namespace)
 
     perdure.apply(namespace, quota(5))

@@ -156,7 +156,7 @@ def test_an_image_that_cannot_be_pulled_says_so(perdure: Installation, place: st
         return any(c["reason"] == "ErrImageNeverPull" for c in (found.get("status") or {}).get("conditions", []))
 
     perdure.until("the pool says why", says)
-    assert perdure.run("imageless", place)["status"]["phase"] == "Pending"
+    perdure.until("and so does the run", lambda: truth(perdure.run("imageless", place), "PodScheduled") == ("False", "PoolNotReady"))
     perdure.delete("agentrun", "imageless", place)
     perdure.delete("agentpool", "no-image", place)
 

@@ -419,6 +419,11 @@ async def test_a_pool_whose_image_cannot_be_pulled_backs_off_and_says_so(site: S
                 return trouble_of_pool(next(iter(await reader.runs(namespace=NS, state=None, pool=None, parent=None, after=None, limit=1))))
 
         assert (await site.until(told))["message"] == "no such image"
+
+        async def said() -> bool:
+            return truth(await site.get("report"), "PodScheduled")[1] == "PoolNotReady"
+
+        await site.until(said)
         [again] = await site.pods(1, besides=pod["metadata"]["name"])
         # The next one comes up: that it runs proves nothing, that it asks for a run does.
         running = {"phase": "Running", "containerStatuses": [{"name": "agent", "state": {"running": {}}}]}
@@ -439,8 +444,8 @@ async def test_two_operators_make_no_more_pods_than_one(site: Site, pg: asyncpg.
     async with site.operating() as old:
         await site.create("one")
         await site.pods(1)
-        await move_clock(pg, 7200)
-        assert await site.resources.lead("operator", "another", 3600) is not None
+        await move_clock(pg, 120)
+        assert await site.resources.lead("operator", "another", 60) is not None
         await site.create("two")
         await asyncio.sleep(0.5)
         assert len((await site.kube.list(PODS, NS))[0]) == 1
@@ -500,3 +505,72 @@ async def test_faults_of_the_apiserver_delay_and_lose_nothing(site: Site) -> Non
         await runs.apply(site.store, runs.work(await site.lease(pod), "finish", outcome="succeeded"))
         await site.phase("report", "Succeeded")
         await site.pods(0)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_run_that_the_database_has_lost_is_not_executed_again(site: Site, ended: bool) -> None:
+    """A restored database, or one without a volume: what the run did happened, whoever has forgotten it."""
+    await site.pool()
+    async with site.operating():
+        await site.create("report")
+        [pod] = await site.pods(1)
+        held = await site.lease(pod)
+        await site.phase("report", "Running")
+        if ended:
+            await runs.apply(site.store, runs.work(held, "finish", outcome="succeeded"))
+            await site.phase("report", "Succeeded")
+    await site.pg.execute("truncate perdure.runs, perdure.resources, perdure.pods, perdure.leases cascade")
+    async with site.operating():
+
+        async def settled() -> bool:
+            resource = await site.get("report")
+            if ended:
+                return not resource["metadata"].get("finalizers")
+            return truth(resource, "Succeeded")[1] == "RecordMissing"
+
+        await site.until(settled)
+        await site.create("another")
+        await site.until(lambda: site.pg.fetchval("select true from perdure.runs where name = 'another'"))
+    assert await site.pg.fetchval("select count(*) from perdure.runs") == 1
+    assert (await site.get("report"))["status"]["phase"] == ("Succeeded" if ended else "Pending")
+
+
+async def test_pods_of_one_pool_that_never_ask_leave_room_for_another(site: Site) -> None:
+    await site.pool(spec=POOL | {"capacity": {"minIdle": 0, "maxIdle": 0, "maxPods": 40}})
+    await site.pool("other")
+    async with site.operating():
+        for n in range(35):
+            await site.create(f"stuck-{n}")
+        await site.pods(30)
+        await site.create("free", agent={"poolRef": {"name": "other"}})
+        await move_clock(site.pg, 20)
+
+        async def has_one() -> bool:
+            return any(pod["metadata"]["name"].startswith("other-") for pod in (await site.kube.list(PODS, NS))[0])
+
+        await site.until(has_one)
+
+
+async def test_a_pool_whose_pods_cannot_be_made_says_so_and_stops_no_other(site: Site) -> None:
+    reserved = {"metadata": {"labels": {"app.kubernetes.io/component": "mine"}}, **POOL["template"]}
+    await site.pool("bad", POOL | {"template": reserved})
+    await site.pool()
+    async with site.operating():
+        await site.create("bad-run", agent={"poolRef": {"name": "bad"}})
+        await site.create("report")
+        await site.pods(1)
+
+        async def said() -> bool:
+            return truth(await site.get("bad-run"), "PodScheduled")[1] == "PoolNotReady"
+
+        await site.until(said)
+
+
+async def test_a_pod_whose_agent_never_asks_is_given_up(site: Site) -> None:
+    await site.pool()
+    async with site.operating() as operator:
+        await site.create("report")
+        [pod] = await site.pods(1)
+        await move_clock(site.pg, 700)
+        await site.pods(1, besides=pod["metadata"]["name"])
+        assert operator._fleet.troubles[f"{NS}/p"].reason == "AgentNotReady"

@@ -81,6 +81,8 @@ class AgentRuns:
         meta = resource["metadata"]
         uid, generation = UUID(meta["uid"]), int(meta["generation"])
         known = await self._resources.find(uid)
+        if known is None and (run := (resource.get("status") or {}).get("runID")) is not None:
+            return await self._without_record(resource, run)
         if known is None:
             return await self._new(resource, uid, generation)
         if known.ended:
@@ -90,6 +92,13 @@ class AgentRuns:
         if known.generation < generation:
             await self._tell_spec(known.run, _spec(resource), generation)
         return None
+
+    async def _without_record(self, resource: Json, run: str) -> float | None:
+        """It was a run, and the database knows nothing of it any more: what it did must not be done again. Raises Blocked."""
+        if resource["status"].get("phase") in TERMINAL:
+            return await self._finished(resource)
+        words = f"the database has no run {run}, so nobody knows what it has done; restore it, or delete this AgentRun and create it anew"
+        raise Blocked("RecordMissing", words)
 
     async def _new(self, resource: Json, uid: UUID, generation: int) -> float | None:
         spec = _spec(resource)

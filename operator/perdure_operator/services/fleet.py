@@ -22,7 +22,7 @@ from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
 from perdure_operator.kube.client import PODS, KubeApi
 from perdure_operator.kube.errors import KubeForbidden, KubeInvalid, KubeNotFound, KubeUnavailable
 from perdure_operator.kube.names import pod_name
-from perdure_operator.kube.specs.pod import PodSettings, worker_pod
+from perdure_operator.kube.specs.pod import PodSettings, ReservedName, worker_pod
 from perdure_operator.observability import metrics
 from perdure_operator.services.capacity import decide
 from perdure_operator.services.polling import Poll
@@ -35,6 +35,10 @@ log = structlog.get_logger(__name__)
 TICK_SECONDS = 0.1
 OUTAGE_SECONDS = 1.0
 PARALLEL_STARTS = 30
+SLOW_START_SECONDS = 15.0
+"""A pod that has been starting for so long waits for something, and costs the nodes nothing."""
+START_SECONDS = 600.0
+"""A pod whose agent has not asked for a run by then will not do it."""
 LOST_SECONDS = 2.0
 """A place without a pod after so long is looked after: the operator crashed, or the answer was lost."""
 DELETE_AGAIN_SECONDS = 30.0
@@ -67,7 +71,11 @@ class Fleet:
         await self._retire_outdated(demand, rows)
         await self._give_up(rows)
         await self._delete([row for row in rows if row.state == "retiring"])
-        needs = decide(demand, Counter(row.pool for row in rows), self._caps(demand), limit=self._limit, parallel=PARALLEL_STARTS)
+        # Pods that cannot start must not keep those of others from it.
+        stuck = [row for row in rows if row.state == "starting" and row.age_seconds > SLOW_START_SECONDS]
+        await self._give_up_on_starts(stuck)
+        live, parallel = Counter(row.pool for row in rows), PARALLEL_STARTS + len(stuck)
+        needs = decide(demand, live, self._caps(demand), limit=self._limit, parallel=parallel)
         by_name = {pool.pool: pool for pool in demand}
         for name, need in needs.items():
             if need.retire:
@@ -88,7 +96,11 @@ class Fleet:
         namespace, name = pool.pool.split("/", 1)
         pod_id = uuid4()
         spec = AgentPoolSpec.model_validate(pool.spec, by_alias=True, by_name=False)
-        body = worker_pod(name, namespace, spec, pod_id, self._settings)
+        try:
+            body = worker_pod(name, namespace, spec, pod_id, self._settings)
+        except ReservedName as error:
+            self.failed(pool.pool, "PodRefused", str(error))
+            return
         if not await self._resources.register_pod(pod_id, pool.pool, revision_of(pool.spec), term=term):
             log.warning("another operator leads: no pod is created", pool=pool.pool)
             return
@@ -152,6 +164,14 @@ class Fleet:
                     await self._store.pod_gone(row.pod_id, "NotStarted")
                 else:
                     await self._resources.bind_pod(row.pod_id, UUID(pod["metadata"]["uid"]))
+
+    async def _give_up_on_starts(self, stuck: list[PodRow]) -> None:
+        late = [row for row in stuck if row.age_seconds > START_SECONDS]
+        for row in late:
+            self.failed(row.pool, "AgentNotReady", f"its agent has not asked for a run within {START_SECONDS:.0f} s")
+        if late:
+            await self._resources.retire([row.pod_id for row in late])
+            self.kick()
 
     async def _delete(self, rows: list[PodRow]) -> None:
         """The row goes when the pod was seen gone; until then the deletion is asked for again, now and then."""

@@ -103,7 +103,7 @@ class Projector:
         if resource is None or resource["metadata"]["uid"] != str(due.uid):
             return True  # it is gone; what that means for the run is for the controller to find out
         old = resource.get("status") or {}
-        if _sequence(resource) > due.row["last_seq"]:
+        if old.get("runID") == str(due.row["run_id"]) and _sequence(resource) > due.row["last_seq"]:
             return True
         status = status_of(due.row, due.generation, resource)
         body = {"metadata": {"resourceVersion": resource["metadata"]["resourceVersion"]}, "status": status}

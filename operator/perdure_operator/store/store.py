@@ -371,9 +371,7 @@ class Store:
     async def tell_trouble(self, pool: str, trouble: dict[str, Any] | None) -> None:
         """Why the pods of this pool do not start; None: they do."""
         async with self.connection() as connection:
-            await connection.execute(
-                "update perdure.pools set trouble = $2 where pool = $1", pool, _json.encode(trouble).decode() if trouble else None
-            )
+            await connection.execute("select perdure.tell_trouble($1, $2)", pool, _json.encode(trouble).decode() if trouble else None)
 
     # --------------------------------------------------------------------------------------------------------- services
 

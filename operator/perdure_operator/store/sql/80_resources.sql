@@ -84,6 +84,20 @@ returns table (run_id uuid, uid uuid, name text, generation bigint) language sql
      and c.projected_at < perdure.now() - p_progress_seconds * interval '1 second' limit p_limit)
 $$;
 
+-- Why a pool's pods do not start, or that they do. The runs that wait for one say another reason then; not for each new try.
+create or replace function perdure.tell_trouble(p_pool text, p_trouble jsonb) returns void language plpgsql as $$
+declare
+  v_old text;
+begin
+  select trouble ->> 'reason' into v_old from perdure.pools where pool = p_pool for update;
+  update perdure.pools set trouble = p_trouble where pool = p_pool;
+  if v_old is distinct from p_trouble ->> 'reason' then
+    update perdure.resources set projected_seq = changed_seq - 1 where run_id in (
+      select c.run_id from perdure.resources c join perdure.runs r using (run_id)
+      where r.pool = p_pool and r.state = 'Pending' and c.uid is not null order by c.run_id for update of c skip locked);
+  end if;
+end $$;
+
 create or replace function perdure.projected(p_uids uuid[], p_seqs bigint[]) returns void language sql as $$
   update perdure.resources c set projected_seq = greatest(c.projected_seq, u.seq), projected_at = perdure.now()
   from unnest(p_uids, p_seqs) u(uid, seq) where c.uid = u.uid
