@@ -421,7 +421,7 @@ async def test_a_pool_whose_image_cannot_be_pulled_backs_off_and_says_so(site: S
         assert (await site.until(told))["message"] == "no such image"
 
         async def said() -> bool:
-            return truth(await site.get("report"), "PodScheduled")[1] == "PoolNotReady"
+            return (await site.get("report")).get("status", {}).get("waitReason") == "PoolNotReady"
 
         await site.until(said)
         [again] = await site.pods(1, besides=pod["metadata"]["name"])
@@ -561,7 +561,7 @@ async def test_a_pool_whose_pods_cannot_be_made_says_so_and_stops_no_other(site:
         await site.pods(1)
 
         async def said() -> bool:
-            return truth(await site.get("bad-run"), "PodScheduled")[1] == "PoolNotReady"
+            return (await site.get("bad-run")).get("status", {}).get("waitReason") == "PoolNotReady"
 
         await site.until(said)
 

@@ -63,7 +63,7 @@ class Projector:
         done = await asyncio.gather(*(self._project(one) for one in due))
         written = [(one.uid, one.row["last_seq"]) for one, ok in zip(due, done, strict=True) if ok]
         if written:
-            await self._resources.projected(written)
+            await self._resources.projected(written, due[0].read_at)
         return bool(written)
 
     # --------------------------------------------------------------------------------------------------------- statuses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
@@ -38,13 +39,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A resource whose status is to be written, under its own name, with the row that it is made of."""
+    """A resource whose status is to be written, under its own name, with the row that it is made of, no older than ``read_at``."""
 
     run: UUID
     uid: UUID
     name: str
     generation: int
     row: Row
+    read_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +155,15 @@ class Resources:
             found = await connection.fetch("select * from perdure.due_projections($1, $2, $3)", limit, progress_seconds, wake_seconds)
             rows = await Reader(connection).runs_by_id([row["run_id"] for row in found])
         return [
-            Due(row["run_id"], row["uid"], row["name"], row["generation"], rows[row["run_id"]]) for row in found if row["run_id"] in rows
+            Due(row["run_id"], row["uid"], row["name"], row["generation"], rows[row["run_id"]], row["read_at"])
+            for row in found
+            if row["run_id"] in rows
         ]
 
-    async def projected(self, done: Sequence[tuple[UUID, int]]) -> None:
-        """The statuses of these resources say what was at these sequences."""
+    async def projected(self, done: Sequence[tuple[UUID, int]], read_at: datetime | None = None) -> None:
+        """The statuses of these resources say what was at these sequences, and was read then."""
         async with self._store.connection() as connection:
-            await connection.execute("select perdure.projected($1, $2)", [uid for uid, _ in done], [seq for _, seq in done])
+            await connection.execute("select perdure.projected($1, $2, $3)", [uid for uid, _ in done], [seq for _, seq in done], read_at)
 
     async def unmade(self, limit: int) -> list[Unmade]:
         async with self._store.connection() as connection:

@@ -363,7 +363,7 @@ class Store:
                 row["starting"],
                 row["leased"],
                 row["retiring"],
-                msgspec.json.decode(row["trouble"]) if row["trouble"] else None,
+                {k: v for k, v in msgspec.json.decode(row["trouble"]).items() if k != "since"} if row["trouble"] else None,
             )
             for row in rows
         ]

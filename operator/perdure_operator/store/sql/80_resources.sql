@@ -70,37 +70,37 @@ exception when unique_violation then
   return query select 'wait', null::uuid, null::text;
 end $$;
 
--- Runs whose resource says less than it should: those that have moved, and those at work whose progress is older than p_progress_seconds.
--- One that was woken is about to run: only if it has no pod after p_wake_seconds its resource says that it is pending.
+-- Runs whose resource says less than it should: those that have moved, those at work whose progress is older than p_progress_seconds, and
+-- those that wait for a pod of a pool that has come into trouble since. One that was woken is about to run: only if it has no pod after
+-- p_wake_seconds its resource says that it is pending.
 create or replace function perdure.due_projections(p_limit int, p_progress_seconds double precision, p_wake_seconds double precision default 0)
-returns table (run_id uuid, uid uuid, name text, generation bigint) language sql as $$
-  (select c.run_id, c.uid, c.name, c.generation from perdure.resources c join perdure.runs r using (run_id)
-   where c.changed_seq > c.projected_seq and c.uid is not null and not c.gone
-     and not (r.state = 'Pending' and r.reason = 'Woken' and r.state_since > perdure.now() - p_wake_seconds * interval '1 second')
-   limit p_limit)
-  union
-  (select c.run_id, c.uid, c.name, c.generation from perdure.runs r join perdure.resources c using (run_id)
-   where r.state = 'Running' and r.last_seq > c.projected_seq and c.uid is not null and not c.gone
-     and c.projected_at < perdure.now() - p_progress_seconds * interval '1 second' limit p_limit)
+returns table (run_id uuid, uid uuid, name text, generation bigint, read_at timestamptz) language sql as $$
+  select d.*, perdure.now() from (
+    (select c.run_id, c.uid, c.name, c.generation from perdure.resources c join perdure.runs r using (run_id)
+     where c.changed_seq > c.projected_seq and c.uid is not null and not c.gone
+       and not (r.state = 'Pending' and r.reason = 'Woken' and r.state_since > perdure.now() - p_wake_seconds * interval '1 second')
+     limit p_limit)
+    union
+    (select c.run_id, c.uid, c.name, c.generation from perdure.runs r join perdure.resources c using (run_id)
+     where r.state = 'Running' and r.last_seq > c.projected_seq and c.uid is not null and not c.gone
+       and c.projected_at < perdure.now() - p_progress_seconds * interval '1 second' limit p_limit)
+    union
+    (select c.run_id, c.uid, c.name, c.generation from perdure.pools p
+     join perdure.runs r on r.pool = p.pool and r.state = 'Pending' join perdure.resources c using (run_id)
+     where c.projected_at < (p.trouble ->> 'since')::timestamptz and c.uid is not null and not c.gone limit p_limit)) d
 $$;
 
--- Why a pool's pods do not start, or that they do. The runs that wait for one say another reason then; not for each new try.
-create or replace function perdure.tell_trouble(p_pool text, p_trouble jsonb) returns void language plpgsql as $$
-declare
-  v_old text;
-begin
-  select trouble ->> 'reason' into v_old from perdure.pools where pool = p_pool for update;
-  update perdure.pools set trouble = p_trouble where pool = p_pool;
-  if v_old is distinct from p_trouble ->> 'reason' then
-    update perdure.resources set projected_seq = changed_seq - 1 where run_id in (
-      select c.run_id from perdure.resources c join perdure.runs r using (run_id)
-      where r.pool = p_pool and r.state = 'Pending' and c.uid is not null order by c.run_id for update of c skip locked);
-  end if;
-end $$;
-
-create or replace function perdure.projected(p_uids uuid[], p_seqs bigint[]) returns void language sql as $$
-  update perdure.resources c set projected_seq = greatest(c.projected_seq, u.seq), projected_at = perdure.now()
+-- `p_at`: when that was read which they say now.
+create or replace function perdure.projected(p_uids uuid[], p_seqs bigint[], p_at timestamptz default null) returns void language sql as $$
+  update perdure.resources c set projected_seq = greatest(c.projected_seq, u.seq), projected_at = coalesce(p_at, perdure.now())
   from unnest(p_uids, p_seqs) u(uid, seq) where c.uid = u.uid
+$$;
+
+-- Why a pool's pods do not start; null: they do. `since` is that of the reason: who waits for a pod says another one then, not at each try.
+create or replace function perdure.tell_trouble(p_pool text, p_trouble jsonb) returns void language sql as $$
+  update perdure.pools set trouble = p_trouble || jsonb_build_object('since',
+    case when trouble ->> 'reason' = p_trouble ->> 'reason' then trouble -> 'since' else to_jsonb(perdure.now()) end)
+  where pool = p_pool
 $$;
 
 -- Who leads. A holder that renews keeps its term; whoever takes over a role that was not renewed for p_seconds gets the next one.
