@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import psutil
 
 PATIENCE = 20.0
 """Seconds that a test waits for what must happen before it fails."""
@@ -69,7 +69,7 @@ def free_port() -> int:
 
 @dataclass
 class Gateway:
-    """One gateway: ``pid`` 0 while it does not run. ``log`` is what it wrote, JSON lines."""
+    """One gateway: ``process`` None, and ``pid`` 0, while it does not run. ``log`` is what it wrote, JSON lines."""
 
     name: str
     port: int
@@ -77,7 +77,12 @@ class Gateway:
     log: Path
     zygote: Zygote
     http: aiohttp.ClientSession
-    pid: int = 0
+    process: psutil.Process | None = None
+    """Knows when it began, so that no signal goes to a stranger who has its number by then."""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid if self.process is not None else 0
 
     @property
     def url(self) -> str:
@@ -85,10 +90,12 @@ class Gateway:
 
     async def start(self) -> None:
         """Returns when it is ready."""
-        self.pid = self.zygote.fork(self.env, self.log)
+        pid = self.zygote.fork(self.env, self.log)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.process = psutil.Process(pid)
         deadline = time.monotonic() + PATIENCE
         while not await self.answers("/readyz"):
-            if not alive(self.pid) or time.monotonic() > deadline:
+            if self.process is None or not self.process.is_running() or time.monotonic() > deadline:
                 raise AssertionError(f"gateway {self.name} does not start:\n{self.log.read_text()[-3000:]}")
             await asyncio.sleep(0.01)
 
@@ -107,19 +114,21 @@ class Gateway:
         await self._end(signal.SIGTERM)
 
     def freeze(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        assert self.process is not None
+        self.process.suspend()
 
     def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        assert self.process is not None
+        self.process.resume()
 
     async def _end(self, number: signal.Signals) -> None:
-        pid, self.pid = self.pid, 0
-        if not pid:
+        process, self.process = self.process, None
+        if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
         deadline = time.monotonic() + PATIENCE
-        while alive(pid):
+        while process.is_running():
             assert time.monotonic() < deadline, f"gateway {self.name} does not end on {number.name}"
             await asyncio.sleep(0.005)
 
@@ -137,10 +146,3 @@ class Gateway:
         """Lines of its log that nobody expects: tracebacks and unexpected failures."""
         text = self.log.read_text() if self.log.exists() else ""
         return [line for line in text.splitlines() if '"level": "error"' in line or line.startswith(("Traceback", "ERROR"))]
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False

@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 
+import psutil
+
 import perdure_operator.wiring  # noqa: F401 - what a gateway imports when it starts
 from perdure_operator.main import main
 
@@ -38,17 +40,20 @@ def serve(env: dict[str, str], log: str) -> None:
 def loop() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps: a killed gateway is gone at once
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    children: list[int] = []
+    # Not by number alone: it is used again, also for a thread of a stranger, and a signal to a thread is one to its process.
+    children: list[psutil.Process] = []
     for line in sys.stdin:
         order = json.loads(line)
         pid = os.fork()
         if pid == 0:
             serve(order["env"], order["log"])
-        children.append(pid)
+        children = [child for child in children if child.is_running()]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children.append(psutil.Process(pid))
         print(pid, flush=True)
-    for pid in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
 if __name__ == "__main__":
