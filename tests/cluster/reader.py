@@ -9,12 +9,11 @@ import ssl
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from tests.cluster.errors import ClusterError
 
-T = TypeVar("T")
 Json = dict[str, Any]
 SECONDS = 30.0
 

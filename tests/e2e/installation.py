@@ -1,6 +1,6 @@
 """Perdure on the test cluster: images from the real Dockerfile, the real chart, its quickstart database. Installed once a test run.
 
-What tests ask of it is what a person would: kubectl, and SQL in the database's container where only the store knows.
+What tests ask of it is what a person would: kubectl, and SQL where only the store knows.
 """
 
 from __future__ import annotations

@@ -89,6 +89,7 @@ def test_a_quota_refuses_pods_until_it_is_raised(perdure: Installation, namespac
     perdure.apply(namespace, pool("worker", [*AGENT, "worker"]), agent_run("squeezed", "worker", {"seconds": 0.1}))
     perdure.until("the pool says why it has no pods", lambda: says() == ("False", "QuotaExceeded"))
     perdure.until("and so does the run", lambda: perdure.run("squeezed", namespace)["status"]["waitReason"] == "PoolNotReady")
+    assert perdure.run("squeezed", namespace)["status"]["phase"] == "Pending"
     assert not perdure.workers(namespace)
 
     perdure.apply(namespace, quota(5))

@@ -157,6 +157,7 @@ def test_an_image_that_cannot_be_pulled_says_so(perdure: Installation, place: st
 
     perdure.until("the pool says why", says)
     perdure.until("and so does the run", lambda: truth(perdure.run("imageless", place), "PodScheduled") == ("False", "PoolNotReady"))
+    assert perdure.run("imageless", place)["status"]["phase"] == "Pending"
     perdure.delete("agentrun", "imageless", place)
     perdure.delete("agentpool", "no-image", place)
 

@@ -12,9 +12,8 @@ from tests.harness.api import Reply
 from tests.harness.cluster import Cluster
 from tests.harness.complaints import nothing_stored
 from tests.integration.sidecar_harness import Sidecar
-from tests.integration.test_bad_input import NOT_JSON
+from tests.integration.test_bad_input import LIMIT, NOT_JSON
 
-LIMIT = 2_000_000
 BODIES = {
     "steps/end": '{"key":"step:s#0","name":"s","state":"succeeded","output":%s}',
     "events": '{"kind":"note","data":%s}',

@@ -13,7 +13,7 @@ from perdure_operator.domain.run import TERMINAL
 from perdure_operator.kube.api.status import fitted
 from perdure_operator.kube.names import pod_name
 from perdure_operator.services.conditions import Verdict, condition, rfc3339
-from perdure_operator.services.why import in_words, trouble_of_pool
+from perdure_operator.services.why import in_words, pool_fails, trouble_of_pool
 from perdure_operator.store.payload import in_place
 from perdure_operator.store.reads import Row
 
@@ -56,7 +56,7 @@ def _conditions(row: Row, generation: int, resource: Json) -> list[Json]:
     reason, message = in_words(row) if state in ("Pending", "Suspended") else (row["reason"], row["message"])
     if trouble := trouble_of_pool(row):
         # Without the time of the next try: nobody writes this again for each.
-        message = f"queued, but pods of pool {row['pool']} fail: {trouble['message']}"
+        message = pool_fails(row, trouble)
     reason = reason or state
     error = decode(row["error"]) if row["error"] else {}
     message = message or error.get("message", "")

@@ -53,12 +53,16 @@ def trouble_of_pool(row: Row) -> dict[str, Any] | None:
     return msgspec.json.decode(stored) if stored is not None and row["not_admitted"] is None else None
 
 
+def pool_fails(row: Row, trouble: dict[str, Any]) -> str:
+    return f"queued, but pods of pool {row['pool']} fail: {trouble['message']}"
+
+
 def _pending(row: Row) -> tuple[str, str]:
     code = row["not_admitted"]
     if trouble := trouble_of_pool(row):
         left = (datetime.fromisoformat(trouble["nextTry"]) - datetime.now(UTC)).total_seconds()
         again = f"the next try is in {math.ceil(left)} s" if left > 0 else "it is being tried again"
-        return "PoolNotReady", f"queued, but pods of pool {row['pool']} fail: {trouble['message']}; {again}"
+        return "PoolNotReady", f"{pool_fails(row, trouble)}; {again}"
     failure = ": ".join(part for part in (row["reason"], row["message"]) if part)
     failed = f" again after attempt {row['attempt']} failed ({failure[:300]})" if row["failures"] and row["reason"] not in _WENT_ON else ""
     words = _PENDING.get(code, code or "").format(

@@ -438,6 +438,7 @@ def test_without_a_session_it_says_how_to_get_one(call: Callable[..., Result], t
     assert result.exit_code == 5
     assert "there is no current context" in result.stderr
     assert "no `perdure dev` was found from this folder upwards" in result.stderr
+    assert "Start one here: `perdure dev -f FILE…`" in result.stderr
 
 
 @pytest.mark.parametrize("crashed", [False, True])
