@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
 import pytest
 from tests.cluster import apiserver, binaries
 from tests.cluster.apiserver import ApiServer
+from tests.cluster.errors import CommandError
 from tests.cluster.paths import ROOT
 from tests.cluster.unavailable import unavailable
 from tests.contract.objects import Objects, Refused
@@ -46,18 +48,23 @@ def objects(api_server: ApiServer) -> Objects:
     made = Objects(api_server.kubeconfig)
     made.create("agentruns", OLDER_THAN_THE_POLICY)
     api_server.kubectl("apply", "--warnings-as-errors", f"--filename={ADMISSION}")
-    _wait_for_policy(made)
+    _wait_for_policies(api_server, made)
     return made
 
 
-def _wait_for_policy(made: Objects) -> None:
-    """A policy holds once the API server has read it, and it does not say when that is."""
+def _wait_for_policies(api_server: ApiServer, made: Objects) -> None:
+    """They hold once the API server has read them, and it does not say when that is."""
     refused = {**OLDER_THAN_THE_POLICY, "metadata": {"name": "is-it-refused"}}
+    warned = {**refused, "spec": {"agent": {"poolRef": {"name": "worker"}}, "budgets": {"maxSteps": 1}}}
+    create = ("create", "--dry-run=server", "--warnings-as-errors", "--filename=-")
     end = time.monotonic() + 30
     while time.monotonic() < end:
         try:
             made.create("agentruns", refused, dry_run=True)
         except Refused:
-            return
+            try:
+                api_server.kubectl(*create, input=json.dumps(warned))
+            except CommandError:
+                return
         time.sleep(0.1)
-    raise AssertionError("the admission policy does not hold after 30 s")
+    raise AssertionError("the admission policies do not hold after 30 s")

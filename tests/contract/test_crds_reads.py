@@ -12,6 +12,7 @@ from tests.contract.conftest import CRDS
 from tests.contract.objects import Json, Objects
 from tests.unit.kube.statuses import TIME, longest_status, size
 
+from perdure_operator.kube.api.admission import policies
 from perdure_operator.kube.api.crd import DEFINITIONS
 from perdure_operator.kube.api.status import MAX_STATUS_BYTES, fitted
 
@@ -40,7 +41,7 @@ def made(objects: Objects) -> Iterator[Any]:
 
 def test_what_is_installed_is_what_was_written(api_server: ApiServer, objects: Objects) -> None:
     applied = api_server.kubectl("apply", f"--filename={CRDS}").splitlines()
-    assert len(applied) == len(DEFINITIONS) + 2
+    assert len(applied) == len(DEFINITIONS) + len(policies())
     assert [line for line in applied if not line.endswith(" unchanged")] == []
 
 

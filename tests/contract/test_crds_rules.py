@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path as FilePath
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.cluster.apiserver import ApiServer
+from tests.cluster.errors import CommandError
 from tests.cluster.paths import ROOT
 from tests.contract.conftest import OLDER_THAN_THE_POLICY
 from tests.contract.objects import Json, Objects, Refused
@@ -19,6 +22,7 @@ from perdure_operator.kube.api.crd import DEFINITIONS
 PLURALS = {definition.kind: definition.plural for definition in DEFINITIONS}
 RUN: Json = {"agent": {"poolRef": {"name": "worker"}}}
 TRIGGER: Json = {"source": {"manual": {}}, "runTemplate": {"spec": RUN}}
+POOL: Json = {"template": TEMPLATE}
 BLOB = {"blob": "sha256:" + "0" * 64}
 
 
@@ -295,6 +299,29 @@ def test_what_a_trigger_makes_can_change(objects: Objects) -> None:
     with pytest.raises(Refused, match="is larger than 16384 bytes"):
         objects.merge("triggers", "changing", {"spec": {"runTemplate": {"spec": {"input": "x" * 17_000}}}})
     objects.delete("triggers", "changing")
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "warned"),
+    [
+        ("AgentRun", {**RUN, "budgets": {"maxRetriesPerToolCall": 1}}, ""),
+        ("AgentRun", {**RUN, "budgets": {"cost": "5"}, "escalation": {"authFailure": "Ask"}}, "spec.budgets.cost, spec.escalation"),
+        ("AgentPool", {**POOL, "tools": [{"name": "mail"}]}, ""),
+        ("AgentPool", {**POOL, "tools": [{"name": "a"}, {"name": "b", "onDivergence": "Agent"}]}, "spec.tools[].onDivergence"),
+        ("Trigger", {**TRIGGER, "runTemplate": {"spec": {**RUN, "stopConditions": ["done"]}}}, "spec.stopConditions"),
+    ],
+)
+def test_the_api_server_warns_of_fields_that_are_not_in_force_yet(
+    api_server: ApiServer, objects: Objects, tmp_path: FilePath, kind: str, spec: Json, warned: str
+) -> None:
+    file = tmp_path / "given.json"
+    file.write_text(json.dumps(manifest(spec, kind)))
+    create = ("create", "--dry-run=server", "--warnings-as-errors", f"--filename={file}")
+    if not warned:
+        api_server.kubectl(*create)
+        return
+    with pytest.raises(CommandError, match=re.escape(f"{warned}: recorded, not in force yet")):
+        api_server.kubectl(*create)
 
 
 def test_the_name_of_a_trigger_leaves_room_for_those_of_its_runs(objects: Objects) -> None:

@@ -24,12 +24,14 @@ def dev(
     import asyncio
 
     from perdure_operator.cli import session
-    from perdure_operator.local.manifests import DEFAULT_NAMESPACE, load, runs
+    from perdure_operator.local.manifests import DEFAULT_NAMESPACE, load, runs, warnings
 
     namespace = namespace or DEFAULT_NAMESPACE
     loaded = load(files or [], namespace=namespace)
     if once and not runs(loaded):
         fail("--once waits for runs, and the files hold none", "Give files with an AgentRun: perdure dev -f run.yaml --once", USAGE)
+    for line in warnings(loaded):
+        typer.echo(line, err=True)
     state = StateDir(state_dir)
     state.create()
     state.acquire()

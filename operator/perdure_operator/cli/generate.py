@@ -10,6 +10,7 @@ import msgspec
 from perdure.sidecar.openapi import document as sidecar_openapi
 from perdure_operator.domain import transitions
 from perdure_operator.gateway.openapi import openapi
+from perdure_operator.kube.api import reference
 from perdure_operator.kube.api.files import files
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,6 +23,7 @@ def generated() -> dict[Path, str]:
         Path("docs/state_machine.md"): transitions.to_markdown(),
         Path("docs/openapi/gateway.json"): _pretty(openapi()),
         Path("docs/openapi/sidecar.json"): _pretty(sidecar_openapi()),
+        Path("docs/manifests.md"): reference.to_markdown(),
         **dict(files()),
     }
 

@@ -45,7 +45,7 @@ def submit(
     program = choice().program
     if bool(paths) == bool(pool):
         fail("say what to run", f"Give files ({program} submit run.yaml) or a pool ({program} submit --pool worker --input '{{}}').", USAGE)
-    from perdure_operator.local.manifests import load
+    from perdure_operator.local.manifests import load, warnings
 
     connection = connect()
     place = namespace or connection.default_namespace
@@ -54,7 +54,10 @@ def submit(
         named = name or f"{pool}-{secrets.token_hex(3)}"
         applied = [connection.submit(place, named, _spec(pool, objective, payload(value)), store_only=store_only)]
     else:
-        applied = connection.apply(load(paths, namespace=place), store_only=store_only)
+        loaded = load(paths, namespace=place)
+        for line in warnings(loaded):
+            typer.echo(line, err=True)
+        applied = connection.apply(loaded, store_only=store_only)
     done = []
     for item in applied:
         done.append(item)

@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from perdure_operator.domain.errors import PerdureError
+from perdure_operator.kube.api import unenforced
 from perdure_operator.kube.api.problems import InvalidManifest, Loc
 from perdure_operator.kube.api.v1alpha1 import AgentPool, AgentRun, Manifest, Trigger, parse_manifest
 
@@ -83,6 +84,13 @@ def load(paths: Iterable[Path], *, namespace: str = DEFAULT_NAMESPACE) -> list[L
     if mistakes:
         raise ManifestError(mistakes)
     return found
+
+
+def warnings(loaded: Iterable[Loaded]) -> Iterator[str]:
+    """A line for each manifest that sets fields which are not in force yet."""
+    for item in loaded:
+        if found := unenforced.given(item.manifest.spec):
+            yield str(Mistake(item.file, f"warning: {', '.join(found)}: {unenforced.SENTENCE.lower().rstrip('.')}", item.line))
 
 
 def _doubles(found: list[Loaded]) -> Iterator[Mistake]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perdure_operator.kube.api.v1alpha1 import AgentPool, AgentRun
-from perdure_operator.local.manifests import ManifestError, load, pools, runs
+from perdure_operator.local.manifests import ManifestError, load, pools, runs, warnings
 
 POOL = """\
 apiVersion: perdure.dev/v1alpha1
@@ -121,3 +121,13 @@ def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
 
 def test_an_empty_folder_is_a_mistake(tmp_path: Path) -> None:
     assert "holds no file that ends in .yaml" in mistakes(tmp_path)[0]
+
+
+def test_fields_that_are_not_in_force_yet_are_told(tmp_path: Path) -> None:
+    limited = RUN + "  budgets: { maxSteps: 5, maxRetriesPerToolCall: 1 }\n  stopConditions: [done]\n"
+    tools = POOL + "  tools: [{ name: mail, class: external }, { name: post, onDivergence: Agent }]\n"
+    file = write(tmp_path, f"{limited}---\n{tools}---\n{RUN.replace('weekly', 'plain')}")
+    assert list(warnings(load([file]))) == [
+        f"{file}:1: warning: spec.budgets.maxSteps, spec.stopConditions: recorded, not in force yet",
+        f"{file}:10: warning: spec.tools[].onDivergence: recorded, not in force yet",
+    ]

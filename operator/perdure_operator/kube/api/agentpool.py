@@ -62,7 +62,7 @@ class RunDefaults(Model):
 
 
 class RunLimits(Model):
-    """Ceilings: what a run asks for beyond them, it does not get."""
+    """Ceilings: what a run asks for beyond them, it does not get. Recorded, not in force yet."""
 
     budgets: Budgets | None = None
 
@@ -79,7 +79,7 @@ class Tool(Model):
     on_unknown: Literal["query", "retry-same-key", "ask", "fail", "assume-not-done"] | None = None
     """What happens when it is not known whether the effect happened."""
     on_divergence: Literal["Person", "Agent"] | None = None
-    """Who may say that an effect is another one than that of an earlier attempt. Default Person."""
+    """Who may say that an effect is another one than that of an earlier attempt. Default Person. Recorded, not in force yet."""
 
 
 class McpServer(Model):
@@ -99,7 +99,7 @@ class AgentPoolSpec(Model):
     tools: Annotated[list[Tool], Field(max_length=500), Distinct(("name",))] | None = None
     """The tools with effects."""
     mcp_servers: Annotated[list[McpServer], Field(max_length=50), Distinct(("name",))] | None = None
-    """MCP servers whose tools the agent may call through the sidecar, and so through the ledger."""
+    """MCP servers whose tools the agent may call through the sidecar, and so through the ledger. Recorded, not in force yet."""
     spool: Literal["None", "Disk"] | None = None
     """`Disk`: the sidecar keeps receipts in a write-ahead log. Default None."""
 

@@ -64,7 +64,7 @@ class InputSource(Model):
     config_map_key_ref: ConfigMapKey | None = None
     """A key of a ConfigMap, read once, when the run is created."""
     blob: Annotated[str, Field(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
-    """Digest of a payload that the store holds."""
+    """Digest of a payload that the store holds. Not taken yet: such a run stays Pending."""
 
     rules = (exactly_one("config_map_key_ref", "blob"),)
 
@@ -84,23 +84,23 @@ class Budgets(Model):
     """Limits over the run and all its descendants."""
 
     max_steps: Count | None = None
-    """Steps that may be executed."""
+    """Steps that may be executed. Recorded, not in force yet."""
     max_tool_calls: Count | None = None
-    """Tool calls that may be made."""
+    """Tool calls that may be made. Recorded, not in force yet."""
     max_retries_per_tool_call: Annotated[int, Field(ge=0, le=100)] | None = None
     """How often one tool call may be tried again. Default 5."""
     max_same_error_repeats: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """How often the same error may come in a row."""
+    """How often the same error may come in a row. Recorded, not in force yet."""
     max_tokens: Annotated[int, Field(ge=0, le=1_000_000_000_000)] | None = None
-    """Model tokens, in and out."""
+    """Model tokens, in and out. Recorded, not in force yet."""
     cost: Money | None = None
-    """Money that may be spent, as a decimal number in quotes, such as "5" or "0.25"."""
+    """Money that may be spent, as a decimal number in quotes, such as "5" or "0.25". Recorded, not in force yet."""
     currency: Annotated[str, Field(max_length=3, pattern=r"^[A-Z]{3}$")] | None = None
-    """ISO 4217 code of the cost's currency. Default USD."""
+    """ISO 4217 code of the cost's currency. Default USD. Recorded, not in force yet."""
     max_children: Count | None = None
-    """Runs that may be spawned."""
+    """Runs that may be spawned. Recorded, not in force yet."""
     on_exceeded: Literal["Suspend", "Fail"] | None = None
-    """What happens when a limit is reached. Default Suspend: raising the budget resumes the run."""
+    """What happens when a limit is reached. Default Suspend: raising the budget resumes the run. Recorded, not in force yet."""
 
 
 class Constraints(Model):
@@ -111,13 +111,13 @@ class Constraints(Model):
     forbidden_tools: Names | None = None
     """Tools that may not be called."""
     allowed_domains: Names | None = None
-    """Domains that calls through the sidecar may reach."""
+    """Domains that calls through the sidecar may reach. Recorded, not in force yet."""
     side_effect_tools: Names | None = None
     """Tools to treat as having external effects."""
 
 
 class Escalation(Model):
-    """When a person is asked."""
+    """When a person is asked. Recorded, not in force yet."""
 
     unknown_effect: Answer | None = None
     """When it is not known whether an external effect happened."""
@@ -168,10 +168,10 @@ class AgentRunSpec(Model):
     budgets: Budgets | None = None
     constraints: Constraints | None = None
     stop_conditions: Annotated[list[Short], Field(max_length=50), Distinct()] | None = None
-    """The run cannot succeed before each of these was recorded."""
+    """The run cannot succeed before each of these was recorded. Recorded, not in force yet."""
     escalation: Escalation | None = None
     artifacts: Artifacts | None = None
-    """What the run has to produce."""
+    """What the run has to produce. Recorded, not in force yet."""
     termination_grace_period_seconds: Annotated[int, Field(ge=0, le=3600)] | None = None
     """How long a cancelled agent has to stop by itself. Default 30."""
     ttl_seconds_after_finished: Seconds | None = None

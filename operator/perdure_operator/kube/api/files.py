@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from perdure_operator.kube.api.admission import policy
+from perdure_operator.kube.api.admission import policies
 from perdure_operator.kube.api.crd import DEFINITIONS
 
 PLAIN = Path("crds")
@@ -24,7 +24,7 @@ _KEEP = {"helm.sh/resource-policy": "keep"}
 
 def files() -> Iterator[tuple[Path, str]]:
     """Path below the repository and content of each."""
-    for name, documents in [(d.plural, [d.to_json()]) for d in DEFINITIONS] + [("admission", policy())]:
+    for name, documents in [(d.plural, [d.to_json()]) for d in DEFINITIONS] + [("admission", policies())]:
         yield PLAIN / f"{name}.yaml", _HEADER + _yaml(documents)
         yield (
             CHART / f"{name}.yaml",
