@@ -107,7 +107,8 @@ async def _running(*loops: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyn
 @asynccontextmanager
 async def _serving(app: web.Application, at: Address, tls: ssl.SSLContext | None = None) -> AsyncIterator[object]:
     """Gives the address that was bound. Raises OSError."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+    # A compressed body is refused (gateway/http.py): a bomb costs nothing then, and a signature is one of the bytes that were sent.
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, auto_decompress=False)
     await runner.setup()
     try:
         await web.TCPSite(runner, at.host, at.port, backlog=1024, ssl_context=tls).start()

@@ -78,7 +78,9 @@ async def test_sizes(cluster: Cluster) -> None:
         complaints.reply("one byte too many", await api.raw("POST", path, data=text(LIMIT + 1)), "payload-too-large")
         complaints.reply("a batch of 9 MB", await api.raw("POST", "/runs", data=text(9_000_000)), "payload-too-large")
         bomb = gzip.compress(text(50_000_000))
-        complaints.reply("a bomb", await api.raw("POST", path, data=bomb, headers={"Content-Encoding": "gzip"}), "payload-too-large")
+        for encoding in ("gzip", "deflate", "br", "zstd", "nonsense"):
+            reply = await api.raw("POST", path, data=bomb, headers={"Content-Encoding": encoding})
+            complaints.reply(f"a bomb in {encoding}", reply, "invalid-input")
         complaints.reply("a long reason", await api.raw("POST", f"/runs/{run}/pause", data=text(20_000)), "payload-too-large")
         async with api.gateway.http.post(api.gateway.url + api.base + path, data=chunks(LIMIT + 1), headers=api.headers) as response:
             reply = Reply(response.status, response.content_type, await response.read())

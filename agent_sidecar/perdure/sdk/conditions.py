@@ -175,8 +175,17 @@ def _reason(codecs: Mapping[int, Codec[Any]], item: protocol.Fired) -> dict[str,
 
 
 def typed(conditions: Sequence[Condition]) -> dict[int, Codec[Any]]:
-    """Codecs of the payloads of signals, by position."""
-    return {index: condition.codec for index, condition in enumerate(conditions) if isinstance(condition, SignalCondition)}
+    """Codecs of the payloads of signals, by position. Raises InvalidDeclaration if one signal is awaited as two types: which of the two a
+    payload was meant for, nobody could tell."""
+    types: dict[str, Any] = {}
+    found = {index: condition for index, condition in enumerate(conditions) if isinstance(condition, SignalCondition)}
+    for condition in found.values():
+        if (other := types.setdefault(condition.name, condition.codec.type)) != condition.codec.type:
+            raise InvalidDeclaration(
+                f"one wait has the signal {condition.name!r} as {named(other)} and as {named(condition.codec.type)}; "
+                "give them two names, or one type that takes both"
+            )
+    return {index: condition.codec for index, condition in found.items()}
 
 
 def fired(conditions: Sequence[Condition], outcome: protocol.WaitOutcome) -> tuple[Fired, ...]:

@@ -34,7 +34,7 @@ NEW_RUN = "A run that has ended stays ended. For a new one: "
 
 Namespace = Annotated[
     str | None,
-    typer.Option("-n", "--namespace", envvar="PERDURE_NAMESPACE", show_envvar=False, help="Namespace of the run; that of the context."),
+    typer.Option("-n", "--namespace", help="Namespace of the run; that of the context."),
 ]
 AllNamespaces = Annotated[bool, typer.Option("-A", "--all-namespaces", help="Every namespace.")]
 Format = Annotated[Output, typer.Option("-o", "--output", help="How the answer is shown.", case_sensitive=False)]
@@ -43,7 +43,8 @@ Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on as more come
 
 def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of runs, for the shell's completion; silent when there is no gateway."""
-    given = dict(ctx.params)
+    before = ctx.parent.params if ctx.parent else {}
+    given = {**before, **{name: value for name, value in ctx.params.items() if value is not None}}
     try:
         choice().take(given)
         connection = connect()

@@ -35,9 +35,15 @@ def _version(asked: bool) -> None:
 
 
 def _program(
+    ctx: typer.Context,
+    namespace: Annotated[
+        str | None,
+        typer.Option("-n", "--namespace", envvar="PERDURE_NAMESPACE", show_envvar=False, help="Namespace, if a command names none."),
+    ] = None,
     _version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    pass
+    if namespace is not None and isinstance(ctx.command, Commands):
+        ctx.default_map = {name: {"namespace": namespace} for name in ctx.command.commands}
 
 
 def _application(group: type[Commands], about: str, commands: Mapping[str, list[Callable[..., None]]]) -> typer.Typer:

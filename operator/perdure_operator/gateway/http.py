@@ -80,21 +80,24 @@ def whole(text: str, name: str, low: int, high: int) -> int:
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def _check_text(request: web.Request) -> None:
-    """What may reach the store from outside the body: text without NUL. Headers come with what was not UTF-8 as lone surrogates."""
+def _check_head(request: web.Request) -> None:
+    """What may reach the store from outside the body: text without NUL. Headers come with what was not UTF-8 as lone surrogates. And the
+    body is what was sent: nothing here unpacks it."""
     for text in (request.path, *request.query.values(), request.headers.get("Idempotency-Key", "")):
         try:
             if b"\x00" in text.encode():
                 raise InvalidInput("the path, the query or the Idempotency-Key holds a NUL character")
         except UnicodeEncodeError as error:
             raise InvalidInput("the Idempotency-Key is not UTF-8") from error
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise InvalidInput("send the body uncompressed, without a Content-Encoding")
 
 
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error leaves as problem JSON; what is not typed is logged and told as ``internal`` without its text."""
     try:
-        _check_text(request)
+        _check_head(request)
         return await handler(request)
     except PerdureError as error:
         return problem_reply(error)

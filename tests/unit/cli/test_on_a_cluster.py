@@ -107,6 +107,25 @@ def test_an_option_means_the_cluster_although_there_is_a_dev(call: Call, tmp_pat
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("-n", "before", "get"), "before"),
+        (("get", "-n", "after"), "after"),
+        (("-n", "before", "get", "-n", "after"), "after"),
+        (("get",), "environment"),
+    ],
+)
+def test_the_namespace_before_or_after_the_verb(
+    call: Call, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], meant: str
+) -> None:
+    monkeypatch.setenv("PERDURE_NAMESPACE", "environment")
+    gateway.answers[f"GET /v1/namespaces/{meant}/runs"] = {"items": [], "next": None}
+    result = call(*words)
+    assert result.exit_code == 0, result.output
+    assert gateway.last()[0] == f"GET /v1/namespaces/{meant}/runs"
+
+
 def test_kubectl_agentrun_means_the_cluster_although_there_is_a_dev(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_local_session(tmp_path)
     monkeypatch.setenv("PERDURE_SERVER", "http://127.0.0.1:9")

@@ -9,7 +9,21 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from perdure import InputChanged, ResultUndecodable, Run, WaitTimedOut, agent, at, days, gather, signal, step, timer, tool
+from perdure import (
+    InputChanged,
+    InvalidDeclaration,
+    ResultUndecodable,
+    Run,
+    WaitTimedOut,
+    agent,
+    at,
+    days,
+    gather,
+    signal,
+    step,
+    timer,
+    tool,
+)
 from perdure.testing import Simulation
 
 
@@ -269,6 +283,19 @@ def test_of_a_wait_for_all_too_what_was_dropped_stays_dropped() -> None:
     assert sim.signal("a", 5).run().suspended
     kinds[0] = Any
     assert sim.signal("go").run().result == [5, 2]
+
+
+def test_one_signal_as_two_types_in_one_wait_is_refused() -> None:
+    @agent
+    async def main(run: Run) -> str:
+        await run.wait(signal("n", int), signal("n", int), signal("m", str), mode="all", timeout=1)
+        try:
+            await run.wait(signal("n", int), signal("n", str), mode="all")
+        except InvalidDeclaration as error:
+            return str(error)
+        return "taken"
+
+    assert Simulation(main).run().result.startswith("one wait has the signal 'n' as int and as str; give them two names")
 
 
 def test_an_accepted_signal_that_later_code_cannot_read_is_no_second_question() -> None:
