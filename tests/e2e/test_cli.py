@@ -212,7 +212,7 @@ def test_report(jane: Person, waiting: str) -> None:
     for part in ("Asked", "be looked at", "Did", "tell", "Cost", "Now", "signal go"):
         assert part in page, page
     answers = jane.says("report", waiting, "-o", "json").json
-    assert answers["asked"]["input"] == {"seconds": 0}
+    assert answers["run"]["input"] == {"seconds": 0}
     assert [entry["state"] for entry in answers["ledger"]] == ["SUCCEEDED"]
 
 

@@ -94,6 +94,7 @@ async def test_a_run_is_submitted_watched_and_reported(call: Call, cluster: Clus
     assert json.loads((await call("get", "one", "-o", "json")).stdout)["state"] == "Succeeded"
     page = " ".join((await call("report", "one")).stdout.split())
     assert page.startswith("default/one Succeeded")
+    assert "input [1]" in page
     assert "1 leases, 1 attempt" in page
 
 

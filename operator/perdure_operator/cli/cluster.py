@@ -185,11 +185,6 @@ class ClusterConnection(Connection):
             run = _view(found)
         return self.client.run(run.namespace, run.run_id) if run.run_id else run
 
-    def asked(self, run: RunView) -> dict[str, Any] | None:
-        found = self._background.run(self._kube.get(AGENTRUNS, run.namespace, run.name))
-        mine = found is not None and (found.get("status") or {}).get("runID") == run.run_id
-        return dict(found["spec"]) if found is not None and mine else None
-
     # ------------------------------------------------------------------------------------------------------------ pods
 
     def pod_names(self, pool: str) -> PodName:

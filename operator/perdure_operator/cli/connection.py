@@ -70,11 +70,6 @@ class Connection(ABC):
         ...
 
     @abstractmethod
-    def asked(self, run: RunView) -> dict[str, Any] | None:
-        """The spec, where more than the gateway tells is known."""
-        ...
-
-    @abstractmethod
     def log(self, lease: Lease, namespace: str, *, sidecar: bool, follow: bool) -> Iterable[str]:
         """The lines of a pod's log; with ``follow`` until the lease is over and no more comes. Raises LogGone."""
         ...

@@ -59,9 +59,6 @@ class LocalConnection(Connection):
     def refresh(self, run: RunView) -> RunView:
         return self._client.run(run.namespace, run.run_id)
 
-    def asked(self, run: RunView) -> dict[str, Any] | None:
-        return None
-
     def log(self, lease: Lease, namespace: str, *, sidecar: bool, follow: bool) -> Iterable[str]:
         pod_id = UUID(lease.pod_id)
         if self.state is None or (pod := self.state.pods().get(pod_id)) is None:

@@ -46,7 +46,6 @@ def report(run: RunName, namespace: Namespace = None, output: Format = Output.TA
     path = (view.namespace, view.run_id)
     answers = {
         "run": answer,
-        "asked": connection.asked(view),
         "journal": client.get(run_path(*path, "journal"))["items"],
         "ledger": client.get(run_path(*path, "ledger"))["items"],
         "descendants": client.get(run_path(*path, "tree"))["descendants"],
@@ -62,7 +61,7 @@ def _page(view: RunView, answers: dict[str, Any], connection: Connection, *, wid
     children = [run for run in read(list[RunView], answers["descendants"]) if run.parent == view.run_id]
     room = None if wide else MAX_ROWS
     parts: list[RenderableType] = [Text.assemble((plain(view.full_name), "bold"), "  ", render.phase(view.phase))]
-    parts += _section("Asked", _asked(view, answers["asked"]))
+    parts += _section("Asked", _asked(view))
     parts += _section("Did", _did(view, events, journal, ledger, children, connection.pod_names(view.pool), room))
     parts += _section("Cost", _cost(view, events, ledger, children))
     parts += _section("Ended" if view.terminal else "Now", _ended(view))
@@ -77,13 +76,13 @@ def _fact(name: str, value: object) -> Text:
     return Text.assemble((f"{name:<10} ", "dim"), plain(value, MAX_VALUE))
 
 
-def _asked(view: RunView, asked: dict[str, Any] | None) -> Iterator[Text]:
+def _asked(view: RunView) -> Iterator[Text]:
     if view.summary:
         yield _fact("summary", view.summary)
     if view.objective:
         yield _fact("objective", view.objective)
-    if asked is not None and "input" in asked:
-        yield _fact("input", json.dumps(asked["input"], ensure_ascii=False))
+    if view.input is not None:
+        yield _fact("input", json.dumps(view.input, ensure_ascii=False))
     yield _fact("pool", view.pool)
     yield _fact("created", _when(view.created_at))
 

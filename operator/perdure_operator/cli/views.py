@@ -95,6 +95,7 @@ class RunView(View, frozen=True):
     started_at: str | None = None
     finished_at: str | None = None
     waiting_for: list[WaitingFor] | None = None
+    input: Any = None
     result: Any = None
     error: ErrorView | None = None
     last_seq: int = 0

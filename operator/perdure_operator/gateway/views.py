@@ -37,6 +37,7 @@ class RunView(Struct, rename="camel", kw_only=True):
     finished_at: str | None
     deadline_at: str | None
     waiting_for: list[dict[str, Any]]
+    input: Raw | UnsetType = UNSET
     result: Raw | UnsetType | None
     error: dict[str, Any] | None
     last_seq: int
@@ -53,8 +54,9 @@ def _time(value: datetime | None) -> str | None:
     return value.isoformat() if value is not None else None
 
 
-def run_view(row: Row, result: bytes | None = None) -> RunView:
-    """``result``: the output's JSON, when it was read. Without it a large one is left out: that is not the same as none."""
+def run_view(row: Row, *, given: bytes | None = None, result: bytes | None = None) -> RunView:
+    """``given``: the input's JSON, when it was read; ``result``: that of the output. Without it a large one is left out: that is not the
+    same as none."""
     reason, message = in_words(row)
     paused = paused_by(row)
     return RunView(
@@ -82,6 +84,7 @@ def run_view(row: Row, result: bytes | None = None) -> RunView:
             {k: v for k, v in item.items() if v is not None}
             for item in (msgspec.json.decode(row["waiting_for"]) if row["waiting_for"] else [])
         ],
+        input=UNSET if given is None else Raw(given),
         result=_result(row["result"], result),
         error=msgspec.json.decode(row["error"]) if row["error"] else None,
         last_seq=row["last_seq"],

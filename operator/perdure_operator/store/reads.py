@@ -211,6 +211,10 @@ class Reader:
             run,
         )
 
+    async def input(self, run: UUID) -> bytes:
+        """JSON; that of a run that was given none is null."""
+        return await self.payload(await self._connection.fetchval("select input from perdure.run_specs where run_id = $1", run))
+
     async def payload(self, stored: bytes | None) -> bytes:
         payloads = await Payloads.of(self._connection, [stored])
         return payloads.get(stored)

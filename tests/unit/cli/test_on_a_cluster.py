@@ -423,7 +423,7 @@ def test_logs_follow_over_suspends_and_cut_connections(
 # ------------------------------------------------------------------------------------------------ report, completion, help
 
 
-def test_report_is_one_page(call: Call, server: FakeApiServer, gateway: FakeGateway) -> None:
+def test_report_is_one_page(call: Call, gateway: FakeGateway) -> None:
     base = f"GET /v1/namespaces/team/runs/{RUN_ID}"
     waited = [
         *AGAIN[:3],
@@ -435,7 +435,7 @@ def test_report_is_one_page(call: Call, server: FakeApiServer, gateway: FakeGate
     ]  # fmt: skip
     ended = run(
         namespace="team", pool="team/worker", state="Succeeded", objective="Report to the board", steps=1,
-        finishedAt="2026-11-21T12:06:00+00:00", result={"pages": 7}, podId=None,
+        finishedAt="2026-11-21T12:06:00+00:00", input={"to": "board"}, result={"pages": 7}, podId=None,
     )  # fmt: skip
     gateway.answers["GET /v1/namespaces/team/runs/weekly"] = ended
     gateway.answers[f"{base}/journal"] = {"items": [{"key": "/step:a#0", "kind": "step", "name": "crawl", "state": "succeeded", "seq": 3}]}
@@ -443,7 +443,6 @@ def test_report_is_one_page(call: Call, server: FakeApiServer, gateway: FakeGate
     gateway.answers[f"{base}/ledger"] = {"items": [entry]}
     gateway.answers[f"{base}/tree"] = {"run": ended, "descendants": [run(name="weekly-child", parent=RUN_ID, state="Failed")]}
     gateway.answers[f"{base}/events"] = {"items": waited, "next": None}
-    server.add("agentruns", "team", "weekly", spec={"input": {"to": "board"}}, status={"runID": RUN_ID})
     result = call("report", "weekly")
     assert result.exit_code == 0, result.output
     page = " ".join(result.stdout.split())
