@@ -399,6 +399,21 @@ async def test_a_pod_deleted_by_force_proves_nothing(site: Site, pg: asyncpg.Con
         assert await pg.fetchval("select count(*) from perdure.terminated_pods") == 0
 
 
+async def test_a_mended_template_is_tried_at_once(site: Site) -> None:
+    await site.pool()
+    async with site.operating() as operator:
+        await site.create("report")
+        [pod] = await site.pods(1)
+        fleet = operator._fleet
+        for _ in range(20):
+            fleet.failed(f"{NS}/p", "ErrImagePull", "no such image")
+        assert fleet.troubles[f"{NS}/p"].until > fleet._now() + 50
+        mended = {"template": {"spec": {"containers": [{"name": "agent", "image": "example/agent:mended"}]}}}
+        await site.kube.merge_patch(AGENTPOOLS, NS, "p", {"spec": mended})
+        await site.pods(1, besides=pod["metadata"]["name"])
+        assert fleet.troubles == {}
+
+
 async def test_a_pool_whose_image_cannot_be_pulled_backs_off_and_says_so(site: Site) -> None:
     await site.pool()
     async with site.operating() as operator:

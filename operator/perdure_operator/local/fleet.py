@@ -25,6 +25,8 @@ from perdure_operator.store.store import PoolDemand
 TICK_SECONDS = 0.1
 STORE_PAUSE = 1.0
 """Seconds between two tries while the store does not answer."""
+LONGEST_BACKOFF = 10.0
+"""Somebody sits before it and is mending the agent."""
 RETIRE_SECONDS = 10.0
 """A pod that was told to retire is stopped after so long."""
 
@@ -175,7 +177,7 @@ class Fleet:
         self._changed()
 
     def _failed(self, pool: str, reason: str, what: str, last_words: list[str]) -> None:
-        trouble = self._troubles.setdefault(pool, Trouble())
+        trouble = self._troubles.setdefault(pool, Trouble(longest=LONGEST_BACKOFF))
         lines = [f"    {line}" for line in last_words if last_words != trouble.last_words]
         pause = trouble.failed(reason, what, last_words, now=self._now())
         self._say("\n".join([f"pool {pool}: {what}; next try in {pause:.0f} s", *lines]))

@@ -58,6 +58,7 @@ class Fleet:
         self._deleted: dict[UUID, float] = {}
         self._starting: set[UUID] = set()
         self._unproven: set[UUID] = set()
+        self._revisions: dict[str, str] = {}
         self.troubles: dict[str, Trouble] = {}
 
     async def run(self, term: int) -> NoReturn:
@@ -66,9 +67,11 @@ class Fleet:
     async def tick(self, term: int) -> None:
         demand = await self._store.pool_demand()
         rows = await self._resources.pods()
+        revisions = {pool.pool: revision_of(pool.spec) for pool in demand}
         self._prove(rows)
+        self._forgive(revisions)
         await tell(self._store, demand, self.troubles)
-        await self._retire_outdated(demand, rows)
+        await self._retire_outdated(revisions, rows)
         await self._give_up(rows)
         await self._delete([row for row in rows if row.state == "retiring"])
         # Pods that cannot start must not keep those of others from it.
@@ -145,11 +148,17 @@ class Fleet:
             if row is None or row.state != "starting":
                 self._unproven.discard(pod_id)
 
+    def _forgive(self, revisions: dict[str, str]) -> None:
+        """What was wrong with a template says nothing of the one that somebody has put in its place."""
+        for pool, revision in revisions.items():
+            if self._revisions.get(pool) != revision:
+                self.troubles.pop(pool, None)
+        self._revisions = revisions
+
     # ------------------------------------------------------------------------------------------------------------- ending
 
-    async def _retire_outdated(self, demand: list[PoolDemand], rows: list[PodRow]) -> None:
+    async def _retire_outdated(self, revisions: dict[str, str], rows: list[PodRow]) -> None:
         """Pods of an earlier template, or of a pool that is gone, take no new runs (L10: Latest)."""
-        revisions = {pool.pool: revision_of(pool.spec) for pool in demand}
         old = [row.pod_id for row in rows if row.state in ("starting", "idle") and row.revision != revisions.get(row.pool)]
         if old:
             await self._resources.retire(old)

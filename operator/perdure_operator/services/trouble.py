@@ -1,4 +1,4 @@
-"""Why a pool gets no pods at the moment, and when it is tried again: ever more slowly, up to a minute.
+"""Why a pool gets no pods at the moment, and when it is tried again: ever more slowly.
 
 The fleet keeps it, and writes it to the store when it changes: a run that waits for a pod that cannot start looks like a queue otherwise.
 """
@@ -24,8 +24,10 @@ class Told(Protocol):
 
 @dataclass
 class Trouble:
-    """``until``: monotonic seconds before which nothing is started; ``over``: a pod has come up since."""
+    """``longest``: seconds between two tries at most; ``until``: monotonic seconds before which nothing is started; ``over``: a pod has
+    come up since."""
 
+    longest: float = LONGEST_BACKOFF
     reason: str = ""
     message: str = ""
     last_words: Sequence[str] = ()
@@ -38,7 +40,7 @@ class Trouble:
         """One more pod could not be started, or broke before it did anything. Gives the pause in seconds."""
         self.reason, self.message, self.last_words, self.over = reason, message, last_words, False
         self.failures += 1
-        pause = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(self.failures - 1, 16))
+        pause = min(self.longest, FIRST_BACKOFF * 2.0 ** min(self.failures - 1, 16))
         self.until = now + pause
         self._next_try = (datetime.now(UTC) + timedelta(seconds=pause)).isoformat(timespec="seconds")
         return pause
