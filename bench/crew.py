@@ -47,10 +47,18 @@ class Crew:
         with self.explained():
             async with asyncio.timeout(IDLE_SECONDS):
                 while True:
+                    await self._replace(gateway)
                     items = (await gateway.call("GET", "pools"))["items"]
                     if any(item["pool"] == f"{NAMESPACE}/{self.pool}" and item["idle"] >= count for item in items):
                         return
                     await asyncio.sleep(0.02)
+
+    async def _replace(self, gateway: Gateway) -> None:
+        """Who was stopped for minutes was given up meanwhile, and ends when it hears of it. A fleet starts others; here we do."""
+        gone = [pod for pod in self._pods if pod.agent.code is not None and pod.sidecar.code is not None]
+        if gone:
+            self._pods = [pod for pod in self._pods if pod not in gone]
+            await self.grow(gateway, len(gone))
 
     @contextmanager
     def explained(self) -> Iterator[None]:
