@@ -1,6 +1,7 @@
-"""Every name that Perdure puts on objects of a cluster: labels, annotations, finalizers, containers, pods.
+"""Every name that Perdure puts on objects of a cluster: the group, labels, annotations, finalizers, containers, pods.
 
-Names that two programs have to agree on stand here and nowhere else; the chart repeats some of them and its tests compare.
+Names that two programs have to agree on stand here and nowhere else; the chart repeats some of them and its tests compare. Nothing is
+imported: each call of the command line needs names, and not the models.
 """
 
 from __future__ import annotations
@@ -8,28 +9,14 @@ from __future__ import annotations
 import hashlib
 from uuid import UUID
 
-from perdure_operator.kube.api.base import GROUP
-from perdure_operator.kube.api.podtemplate import AGENT_CONTAINER, SIDECAR_CONTAINER
+GROUP = "perdure.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
 
-__all__ = [
-    "AGENT_CONTAINER",
-    "CANCEL_FINALIZER",
-    "COMPONENT",
-    "COMPONENT_LABEL",
-    "FIELD_MANAGER",
-    "MANAGED_BY",
-    "MANAGED_BY_LABEL",
-    "POD_ID_LABEL",
-    "POOL_ANNOTATION",
-    "POOL_LABEL",
-    "RUN_ID_LABEL",
-    "SCHEDULED_AT_ANNOTATION",
-    "SIDECAR_CONTAINER",
-    "TOKEN_AUDIENCE",
-    "TRIGGER_LABEL",
-    "label_value",
-    "pod_name",
-]
+AGENT_CONTAINER = "agent"
+SIDECAR_CONTAINER = "perdure-sidecar"
+RESERVED_PREFIX = "perdure-"
+"""Names of containers, volumes and mounts that begin so are for what Perdure adds to a pod."""
 
 POOL_LABEL = f"{GROUP}/pool"
 POD_ID_LABEL = f"{GROUP}/pod-id"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from perdure_operator.kube.api.base import GROUP, VERSION
+from perdure_operator.kube.names import GROUP, VERSION
 
 
 @dataclass(frozen=True)

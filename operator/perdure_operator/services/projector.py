@@ -15,11 +15,10 @@ import structlog
 from msgspec.json import decode
 
 from perdure_operator.domain.errors import PerdureError
-from perdure_operator.kube.api.base import API_VERSION
 from perdure_operator.kube.api.v1alpha1 import MAX_INPUT_BYTES
 from perdure_operator.kube.client import AGENTRUNS, EVENTS, KubeApi, Resource
 from perdure_operator.kube.errors import KubeConflict, KubeForbidden, KubeInvalid, KubeNotFound
-from perdure_operator.kube.names import CANCEL_FINALIZER, FIELD_MANAGER, RUN_ID_LABEL
+from perdure_operator.kube.names import API_VERSION, CANCEL_FINALIZER, FIELD_MANAGER, RUN_ID_LABEL
 from perdure_operator.services.polling import Poll
 from perdure_operator.services.status import events_of, status_of
 from perdure_operator.store.resources import Due, Resources, Unmade

@@ -16,7 +16,8 @@ from typing import Any
 from perdure_operator.kube.api import unenforced
 from perdure_operator.kube.api.agentpool import AgentPoolSpec
 from perdure_operator.kube.api.agentrun import MAX_INPUT_BYTES, AgentRunSpec
-from perdure_operator.kube.api.base import GROUP, VERSION, Model
+from perdure_operator.kube.api.base import Model
+from perdure_operator.kube.names import GROUP, VERSION
 
 # dyn: without it the policy's status complains that the one kind lacks the other's fields.
 _SPEC = "has(dyn({0}).spec.runTemplate) ? dyn({0}).spec.runTemplate.spec : dyn({0}).spec"

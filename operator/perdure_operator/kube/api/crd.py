@@ -11,9 +11,10 @@ from typing import Any
 
 from perdure_operator.kube.api.agentpool import AgentPool
 from perdure_operator.kube.api.agentrun import AgentRun
-from perdure_operator.kube.api.base import GROUP, RULES, VERSION, Model
+from perdure_operator.kube.api.base import RULES, Model
 from perdure_operator.kube.api.schema import structural
 from perdure_operator.kube.api.trigger import MAX_NAME, Trigger
+from perdure_operator.kube.names import GROUP, VERSION
 
 CATEGORY = "perdure"
 WIDE = 1

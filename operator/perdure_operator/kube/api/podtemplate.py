@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from perdure_operator.kube.api.base import (
-    GROUP,
     Annotations,
     Distinct,
     DnsLabel,
@@ -34,12 +33,8 @@ from perdure_operator.kube.api.base import (
     exactly_one,
 )
 from perdure_operator.kube.api.scheduling import Affinity, Toleration, TopologySpreads
+from perdure_operator.kube.names import AGENT_CONTAINER, GROUP, RESERVED_PREFIX
 
-AGENT_CONTAINER = "agent"
-SIDECAR_CONTAINER = "perdure-sidecar"
-"""Name of the container that the operator adds."""
-RESERVED_PREFIX = "perdure-"
-"""Begins the names of all containers and volumes that the operator adds."""
 _PROFILES = ("container.apparmor.security.beta.kubernetes.io/", "seccomp.security.alpha.kubernetes.io/")
 """Begin annotations that older versions of Kubernetes let override the security context."""
 

@@ -9,10 +9,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from perdure_operator.kube.api.base import API_VERSION, Model
+from perdure_operator.kube.api.base import Model
 from perdure_operator.kube.api.crd import DEFINITIONS, Definition
 from perdure_operator.kube.api.podtemplate import PodTemplate
 from perdure_operator.kube.api.schema import Schema, structural
+from perdure_operator.kube.names import API_VERSION
 
 _TEMPLATE = "Pod template"
 _ELSEWHERE = {"template": _TEMPLATE, "runTemplate.spec": "AgentRun"}

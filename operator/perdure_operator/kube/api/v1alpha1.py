@@ -14,11 +14,11 @@ from pydantic import ValidationError
 
 from perdure_operator.kube.api.agentpool import AgentPool, AgentPoolSpec, Capacity, RunDefaults, Tool
 from perdure_operator.kube.api.agentrun import MAX_INPUT_BYTES, AgentRef, AgentRun, AgentRunSpec, Budgets, PoolRef, Retry
-from perdure_operator.kube.api.base import API_VERSION
 from perdure_operator.kube.api.meta import ObjectMeta
 from perdure_operator.kube.api.podtemplate import PodTemplate
 from perdure_operator.kube.api.problems import InvalidManifest, Problem, check_json, explain
 from perdure_operator.kube.api.trigger import Trigger, TriggerSpec
+from perdure_operator.kube.names import API_VERSION
 
 __all__ = [
     "KINDS",

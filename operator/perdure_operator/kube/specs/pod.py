@@ -13,18 +13,19 @@ from typing import Any
 from uuid import UUID
 
 from perdure_operator.domain.errors import PerdureError
-from perdure_operator.kube.api.base import GROUP
 from perdure_operator.kube.api.podtemplate import Container, PodTemplate
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
 from perdure_operator.kube.names import (
     AGENT_CONTAINER,
     COMPONENT,
     COMPONENT_LABEL,
+    GROUP,
     MANAGED_BY,
     MANAGED_BY_LABEL,
     POD_ID_LABEL,
     POOL_ANNOTATION,
     POOL_LABEL,
+    RESERVED_PREFIX,
     SIDECAR_CONTAINER,
     TOKEN_AUDIENCE,
     label_value,
@@ -38,8 +39,7 @@ SIDECAR_PORT = 4555
 SIDECAR_UID = 65532
 
 _TOKEN_DIR, _SOCKET_DIR, _SPOOL_DIR = "/var/run/secrets/perdure", "/var/run/perdure", "/var/lib/perdure/spool"
-_OURS = "perdure-"
-_TOKEN_VOLUME, _SOCKET_VOLUME, _SPOOL_VOLUME = f"{_OURS}token", f"{_OURS}socket", f"{_OURS}spool"
+_TOKEN_VOLUME, _SOCKET_VOLUME, _SPOOL_VOLUME = f"{RESERVED_PREFIX}token", f"{RESERVED_PREFIX}socket", f"{RESERVED_PREFIX}spool"
 
 _LOOSENING = ("container.apparmor.security.beta.kubernetes.io/", "seccomp.security.alpha.kubernetes.io/")
 """Annotations of older Kubernetes that loosen what the security context says."""
@@ -176,17 +176,17 @@ def _reserved(template: PodTemplate) -> Iterator[str]:
         if key.startswith(_LOOSENING):
             yield f"the annotation {key} may not be used: set securityContext"
     for volume in template.spec.volumes or ():
-        if volume.name.startswith(_OURS):
-            yield f"volumes named {_OURS}… are Perdure's own, {volume.name} cannot be one of yours"
+        if volume.name.startswith(RESERVED_PREFIX):
+            yield f"volumes named {RESERVED_PREFIX}… are Perdure's own, {volume.name} cannot be one of yours"
     for container in (*template.spec.containers, *(template.spec.init_containers or ())):
         yield from _reserved_in(container)
 
 
 def _reserved_in(container: Container) -> Iterator[str]:
-    if container.name.startswith(_OURS):
-        yield f"containers named {_OURS}… are Perdure's own, {container.name} cannot be one of yours"
+    if container.name.startswith(RESERVED_PREFIX):
+        yield f"containers named {RESERVED_PREFIX}… are Perdure's own, {container.name} cannot be one of yours"
     for mount in container.volume_mounts or ():
-        if mount.name.startswith(_OURS):
+        if mount.name.startswith(RESERVED_PREFIX):
             yield f"the container {container.name} mounts {mount.name}, a volume of Perdure's own"
     for variable in container.env or ():
         if variable.name.startswith("PERDURE_"):
