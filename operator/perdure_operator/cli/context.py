@@ -135,23 +135,7 @@ def connect() -> Connection:
         chosen.meant = f"Meant was the gateway in PERDURE_SERVER. {FOR_CLUSTER}"
         return LocalConnection(Client(server.split(","), environ.get("PERDURE_TOKEN", "")), StateDir.find(Path.cwd(), environ))
     state = StateDir.find(Path.cwd(), environ)
-    session = state.session() if state is not None else None
-    if (pid := starting(state, session)) is not None:
-        chosen.meant = f"Meant was that `perdure dev`. {FOR_CLUSTER}"
-        raise Unavailable(
-            f"perdure dev (process {pid}) is starting; wait for its line `ready:`",
-            code="starting",
-            action="Then try again. (If it is being stopped, start it again.)",
-            retryable=True,
-        )
-    if state is not None and session is None:
-        # Not the cluster: somebody who has stopped it does not expect their next `cancel` to reach one.
-        raise Unavailable(
-            f"the `perdure dev` of {state.path.parent} is stopped",
-            code="stopped",
-            action=f"Start it again there: `perdure dev -f FILE…`; everything goes on. {FOR_CLUSTER}",
-        )
-    if state is None or session is None:
+    if state is None:
         try:
             return _cluster(chosen, f"No `perdure dev` was found from this folder upwards. {FOR_LOCAL}")
         except PerdureError as error:
@@ -163,6 +147,22 @@ def connect() -> Connection:
                 code="nowhere",
                 action=f"Start one here: `perdure dev -f FILE…`, or go to its folder. {FOR_CLUSTER}",
             ) from None
+    session = state.session()
+    if (pid := starting(state, session)) is not None:
+        chosen.meant = f"Meant was that `perdure dev`. {FOR_CLUSTER}"
+        raise Unavailable(
+            f"perdure dev (process {pid}) is starting; wait for its line `ready:`",
+            code="starting",
+            action="Then try again. (If it is being stopped, start it again.)",
+            retryable=True,
+        )
+    if session is None:
+        # Not the cluster: somebody who has stopped it does not expect their next `cancel` to reach one.
+        raise Unavailable(
+            f"the `perdure dev` of {state.path.parent} is stopped",
+            code="stopped",
+            action=f"Start it again there: `perdure dev -f FILE…`; everything goes on. {FOR_CLUSTER}",
+        )
     chosen.meant = f"Meant was the `perdure dev` of {state.path}. {FOR_CLUSTER}"
     hint = f"Is `perdure dev` (process {session.pid}) still running? Start it again with the state folder {state.path}; everything goes on."
     return LocalConnection(Client(session.urls, session.token, hint=hint), state)

@@ -12,7 +12,7 @@ from perdure_operator.cli.client import Client
 from perdure_operator.cli.connection import Applied, Connection, Lease, LogGone
 from perdure_operator.cli.story import PodName
 from perdure_operator.cli.views import RunView
-from perdure_operator.local.state import NAME, PodRecord, Session, StateDir
+from perdure_operator.local.state import PodRecord, Session, StateDir
 
 if TYPE_CHECKING:
     from perdure_operator.local.manifests import Loaded
@@ -85,22 +85,19 @@ def _lines(file: Path, state: StateDir, pod: PodRecord, lease: Lease, *, follow:
             time.sleep(POLL_SECONDS)
 
 
-def starting(state: StateDir | None, session: Session | None) -> int | None:
-    """The living process that has taken the state folder, if it is not that of ``session``. Without ``state``: the nearest folder.
+def starting(state: StateDir, session: Session | None) -> int | None:
+    """The living process that has taken the state folder, if it is not that of ``session``.
 
     The lock itself is not tried: for a moment that would keep a `perdure dev` from getting it. A process that is younger than its entry
     in the lock is another one with the same id.
     """
     import psutil
 
-    folders = [state.path] if state is not None else [folder / NAME for folder in (Path.cwd(), *Path.cwd().parents)]
-    for lock in (folder / "lock" for folder in folders):
-        try:
-            pid, written = int(lock.read_text()), lock.stat().st_mtime
-            if session is not None and session.pid == pid:
-                return None
-            if psutil.Process(pid).create_time() <= written + CLOCK_SECONDS:
-                return pid
-        except (OSError, ValueError, psutil.Error):
-            continue
-    return None
+    lock = state.path / "lock"
+    try:
+        pid, written = int(lock.read_text()), lock.stat().st_mtime
+        if session is not None and session.pid == pid:
+            return None
+        return pid if psutil.Process(pid).create_time() <= written + CLOCK_SECONDS else None
+    except (OSError, ValueError, psutil.Error):
+        return None

@@ -77,12 +77,12 @@ class StateDir:
 
     @classmethod
     def find(cls, start: Path, environ: Mapping[str, str]) -> StateDir | None:
-        """The folder in PERDURE_STATE, else the nearest ``.perdure`` with a session, upwards from ``start``."""
+        """The folder in PERDURE_STATE, else the nearest ``.perdure`` of a `perdure dev`, running or not, upwards from ``start``."""
         if named := environ.get("PERDURE_STATE"):
             return cls(Path(named))
         for folder in (start.absolute(), *start.absolute().parents):
-            if (folder / NAME / "dev.json").is_file():
-                return cls(folder / NAME)
+            if (found := cls(folder / NAME)).made:
+                return found
         return None
 
     @property
@@ -100,6 +100,11 @@ class StateDir:
     def create(self) -> None:
         self.logs.mkdir(parents=True, exist_ok=True)
         self._mark.write_text(MARK)
+
+    @property
+    def made(self) -> bool:
+        """Whether ``create`` made it."""
+        return self._mark.is_file() and self._mark.read_text() == MARK
 
     @property
     def _mark(self) -> Path:
@@ -122,7 +127,7 @@ class StateDir:
 
     def clear(self) -> None:
         """Forget everything: runs, logs, secret. Only in a folder that ``create`` made, and only what this module's docstring lists."""
-        if not self._mark.is_file() or self._mark.read_text() != MARK:
+        if not self.made:
             return
         for name in OURS:
             for found in (self.path / name, *self.path.glob(f"{name}.*")):

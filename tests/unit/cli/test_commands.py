@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -433,7 +434,7 @@ def test_a_gateway_that_is_gone_is_5(call: Callable[..., Result], tmp_path: Path
 
 
 def test_without_a_session_it_says_how_to_get_one(call: Callable[..., Result], tmp_path: Path) -> None:
-    StateDir(tmp_path / ".perdure").end_session()
+    shutil.rmtree(tmp_path / ".perdure")
     result = call("get")
     assert result.exit_code == 5
     assert "there is no current context" in result.stderr

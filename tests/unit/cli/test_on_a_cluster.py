@@ -100,6 +100,15 @@ def test_perdure_means_the_nearest_dev_and_says_so(call: Call, tmp_path: Path) -
     assert "For a cluster: --context NAME, or `kubectl agentrun`." in result.stderr
 
 
+def test_a_stopped_dev_is_meant_all_the_same(call: Call, tmp_path: Path, server: FakeApiServer) -> None:
+    a_local_session(tmp_path)
+    StateDir(tmp_path / ".perdure").end_session()
+    result = call("cancel", "weekly", application=app)
+    assert result.exit_code == 5
+    assert f"the `perdure dev` of {tmp_path} is stopped" in result.stderr
+    assert server.asked == []
+
+
 @pytest.mark.parametrize("words", [("get", "--context", "here"), ("--context", "here", "get"), ("get", "--kubeconfig", "kubeconfig")])
 def test_an_option_means_the_cluster_although_there_is_a_dev(call: Call, tmp_path: Path, words: tuple[str, ...]) -> None:
     a_local_session(tmp_path)
