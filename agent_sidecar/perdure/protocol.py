@@ -185,8 +185,9 @@ class ActivityDecision(Body, kw_only=True):
     """``execute``: call the tool now, with ``key`` as its idempotency key, and close ``token``. ``retry``: the same, an earlier attempt
     was proven not executed; wait ``retryAfterSeconds`` first. ``receipt``: it has happened, here is the response. ``busy``: another
     call under this key is open. ``unknown``: nobody knows whether it happened; follow ``policy`` (``query``: ask the provider by key,
-    then ``activity.resolve``; with ``retryAfterSeconds`` set the old executor may still act: begin again after it). ``conflict``:
-    same key, other arguments. ``failed``: retries are used up. ``denied``: policy forbids it."""
+    then ``activity.resolve``; with ``retryAfterSeconds`` set the old executor may still act: begin again after it; ``ask``: wait for
+    the signal ``effect:{key}:{attempt}``, whose payload is a person's answer, then ``activity.resolve`` with it and ``by`` person).
+    ``conflict``: same key, other arguments. ``failed``: retries are used up. ``denied``: policy forbids it."""
 
     decision: Literal["execute", "retry", "receipt", "busy", "unknown", "conflict", "failed", "denied"]
     key: str

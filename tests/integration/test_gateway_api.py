@@ -115,13 +115,15 @@ async def test_what_a_run_shows_of_itself(cluster: Cluster) -> None:
     view = await api.view("shown")
     assert view == await api.view(run)
     assert (view.summary, view.objective, view.steps) == ("a summary", "an objective", 1)
+    assert view.input == {"n": [1, 2]}
     assert view.children == {"active": 1, "succeeded": 0, "failed": 0}
     assert [(w["kind"], w["name"]) for w in view.waiting_for] == [("signal", "go"), ("child_done", kid)]
     why = await api.call("GET", f"/runs/{run}/why")
     assert (why["state"], why["reason"], why["message"]) == ("Suspended", "Waiting", "waits for child_done, signal go")
     tree = await api.call("GET", f"/runs/{run}/tree")
     assert (tree["run"]["runId"], [item["runId"] for item in tree["descendants"]]) == (run, [kid])
-    assert [item["kind"] for item in (await api.call("GET", f"/runs/{run}/journal"))["items"]] == ["spawn", "step", "wait"]
+    journal = (await api.call("GET", f"/runs/{run}/journal"))["items"]
+    assert [(item["kind"], item.get("output", "none")) for item in journal] == [("spawn", "none"), ("step", 1), ("wait", "none")]
     [entry] = (await api.call("GET", f"/runs/{run}/ledger"))["items"]
     assert (entry["tool"], entry["state"]) == ("send_mail", "UNKNOWN")
     assert "response" not in entry

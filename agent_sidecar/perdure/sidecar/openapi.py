@@ -35,6 +35,8 @@ ANSWERS: Final[dict[str, type[Struct]]] = {
     "finish": protocol.Finished,
 }
 
+_RULE: Final = re.compile(r" \([A-Z]\d+(?:, [A-Z]\d+)*\)")
+"""The number of a rule of ours, which tells its reader nothing."""
 _SCHEMAS: Final = "#/components/schemas/"
 _EVERYWHERE: Final = ("bad-request", "foreign-origin", "not-found", "method-not-allowed", "misdirected", "headers-too-large", "internal")
 _OF_A_RUN: Final = ("unauthorized", "no-run", "lease-lost", "run-released", "retiring")
@@ -123,7 +125,8 @@ class _Plain:
 
 def _prose(docstring: str) -> str:
     """Without line breaks and the mark-up of Python's documentation."""
-    return re.sub(r":class:`~?(\w+)`", r"\1", " ".join(docstring.split())).replace("``", "`")
+    text = _RULE.sub("", " ".join(docstring.split()))
+    return re.sub(r":class:`~?(\w+)`", r"\1", text).replace("``", "`")
 
 
 def _ref(kind: str, name: str) -> Json:

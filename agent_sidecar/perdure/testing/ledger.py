@@ -77,7 +77,10 @@ class MemoryLedger:
             self.entries[key] = entry
             return self._answer(entry, "execute")
         if entry.fingerprint != print_ and not body.scope_is_identity:
-            return self._answer(entry, "conflict", message="the same effect was begun with other arguments; raise the occurrence")
+            message = (
+                "the same effect was begun with other arguments: call it with those, or, if a second one is meant, raise the occurrence"
+            )
+            return self._answer(entry, "conflict", message=message)
         return self._again(entry, body.timeout_seconds)
 
     def end(self, body: ActivityEnd, *, live: bool) -> ActivityRecorded:

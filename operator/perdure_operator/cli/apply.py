@@ -40,7 +40,9 @@ def pool_folders(loaded: Iterable[Loaded]) -> dict[str, Path]:
 def submit(client: Client, namespace: str, name: str, body: dict[str, Any], key: str) -> Applied:
     """The run of this name, made if it is not there. Raises ApiError."""
     try:
-        return Applied(client.run(namespace, name), created=False)
+        there = client.run(namespace, name)
+        given = {"objective": "", "input": None, **body["spec"]}
+        return Applied(there, created=False, ignored=tuple(what for what in ("objective", "input") if getattr(there, what) != given[what]))
     except NotFound:
         pass
     run = client.submit(namespace, {**body, "name": name}, key)

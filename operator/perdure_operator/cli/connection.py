@@ -18,11 +18,21 @@ if TYPE_CHECKING:  # the models of all resources, which only `submit` needs
 
 @dataclass(frozen=True)
 class Applied:
-    """``created`` is False when the run was there already. ``resource``: the AgentRun, where there is one."""
+    """``created`` is False when the run was there already; ``ignored``: then, what the manifest says otherwise. ``resource``: the AgentRun,
+    where there is one."""
 
     run: RunView
     created: bool
     resource: dict[str, Any] | None = None
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def warning(self) -> str:
+        """What its author should know, or nothing."""
+        if not self.ignored:
+            return ""
+        what = " and ".join(self.ignored)
+        return f"{self.run.full_name} keeps the {what} that it began with; the file has another, which is not taken"
 
 
 @dataclass(frozen=True)

@@ -226,6 +226,9 @@ def _ways(wait: WaitingFor, run: str, command: Callable[[str], str]) -> Iterator
         yield _way("RESPONSE   ", f"what {call.tool} would have returned, as JSON; null if nothing")
         yield _way("it did not ", f"""{send} '{{"happened": false}}' (then it is done again)""")
     elif wait.kind == "signal":
-        yield _way("to send it", send)
+        expected = wait.refused.expected if wait.refused else ""
+        yield _way("to send it", f"{send} PAYLOAD" if expected else send)
+        if expected:
+            yield _way("PAYLOAD   ", f"JSON that can be read as {expected}, in quotes")
     elif wait.kind == "child_done":
         yield _way("to see it", f"{command('why')} {wait.name}")

@@ -64,6 +64,8 @@ async def _work(machine: Dev, loaded: list[Loaded], shown: View, *, once: bool) 
         if item.run.run_id in known:
             hint = "; --fresh forgets it" if item.run.terminal else ", and goes on"
             shown.say(f"{item.run.full_name} is there from an earlier start: {item.run.state}{hint}")
+            if item.warning:
+                shown.say(f"warning: {item.warning}")
     follower = Follower(client, "-", known)
     broken = asyncio.create_task(machine.broken())
     silent = False

@@ -63,6 +63,8 @@ def submit(
         done.append(item)
         if output in (Output.TABLE, Output.WIDE) and not watch:
             print(f"{item.run.full_name} {'created' if item.created else f'is there already ({item.run.state})'}")
+        if item.warning:
+            typer.echo(f"warning: {item.warning}", err=True)
     over = [item.run for item in done if item.run.terminal and not item.created]
     runs = [item.run for item in done]
     if watch:

@@ -140,14 +140,14 @@ def event_view(event: EventRow) -> dict[str, Any]:
 
 
 def record(row: Row) -> dict[str, Any]:
-    """A ledger or journal row in camelCase; JSON columns decoded, empty ones left out, and responses that are not at hand with the row."""
+    """A ledger or journal row in camelCase; JSON columns decoded, empty ones left out, and payloads that are not at hand with the row."""
     view: dict[str, Any] = {}
     for name, value in row.items():
         if value is None:
             continue
         head, *rest = name.split("_")
         shown = head + "".join(word.capitalize() for word in rest)
-        if name == "response":
+        if name in ("response", "output"):
             if (small := in_place(value)) is not None:
                 view[shown] = Raw(small)
         else:

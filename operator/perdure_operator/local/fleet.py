@@ -180,7 +180,8 @@ class Fleet:
         trouble = self._troubles.setdefault(pool, Trouble(longest=LONGEST_BACKOFF))
         lines = [f"    {line}" for line in last_words if last_words != trouble.last_words]
         pause = trouble.failed(reason, what, last_words, now=self._now())
-        self._say("\n".join([f"pool {pool}: {what}; next try in {pause:.0f} s", *lines]))
+        if lines or trouble.failures.bit_count() == 1:  # 1, 2, 4, 8…: somebody may have left it like that on purpose
+            self._say("\n".join([f"pool {pool}: {what}; next try in {pause:.0f} s", *lines]))
 
     async def _tell_gone(self, pod_id: UUID, reason: str) -> list[UUID]:
         """The runs that lost their worker. What the store could not be told now, it is told at the next tick."""

@@ -206,7 +206,7 @@ class Reader:
 
     async def journal(self, run: UUID) -> Sequence[Row]:
         return await self._connection.fetch(
-            "select key, kind, name, state, seq, epoch, attempts, phase, fingerprint, data, error "
+            "select key, kind, name, state, seq, epoch, attempts, phase, fingerprint, data, output, error "
             "from perdure.journal where run_id = $1 order by seq",
             run,
         )

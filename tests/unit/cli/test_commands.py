@@ -135,6 +135,7 @@ def test_why_says_what_would_wake_it(call: Callable[..., Result], gateway: FakeG
     assert "to send it: perdure signal -n report weekly approve" in result.stdout
     assert " at the latest" in result.stdout
     assert "one came that it could not use: Expected `int`, got `str` (expected: int)" in result.stdout
+    assert "weekly approve PAYLOAD" in result.stdout
 
 
 def test_why_says_which_call_a_person_must_decide_about_and_how(call: Callable[..., Result], gateway: FakeGateway) -> None:
@@ -322,6 +323,17 @@ def test_submit_of_a_run_that_has_ended_is_1_and_says_how_to_start_another(call:
     result = call("submit", "--pool", "worker", "--name", "weekly")
     assert result.exit_code == 1
     assert "perdure submit --pool worker --name NEW" in result.stderr
+
+
+def test_submit_says_what_it_does_not_take_of_a_file(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    gateway.answers["GET /v1/namespaces/default/runs/weekly"] = run(input={"to": "ann"})
+    head = "apiVersion: perdure.dev/v1alpha1, kind: AgentRun, metadata: {name: weekly}"
+    for to, said in (("ann", ""), ("bob", "warning: default/weekly keeps the input that it began with; the file has another, ")):
+        Path("run.yaml").write_text(f"{{{head}, spec: {{agent: {{poolRef: {{name: worker}}}}, input: {{to: {to}}}}}}}\n")
+        result = call("submit", "run.yaml")
+        assert result.exit_code == 0
+        assert result.stderr.startswith(said), result.stderr
+        assert bool(result.stderr) is bool(said)
 
 
 def test_cancel_with_a_reason(call: Callable[..., Result], gateway: FakeGateway) -> None:

@@ -65,7 +65,7 @@ begin
 
   if l.fingerprint <> p_body ->> 'fingerprint' and not coalesce((p_body ->> 'scopeIsIdentity')::boolean, false) then
     return (r, perdure.ledger_answer(l, 'conflict', format(
-      'the same effect was begun with other arguments (it is %s); raise the occurrence if a second one is meant', l.state)))::perdure.op_result;
+      'the same effect was begun with other arguments (it is %s): call it with those, or raise the occurrence if a second one is meant', l.state)))::perdure.op_result;
   end if;
 
   -- The call of today decides how long it may take and how often, and what is done when nobody knows: a pool or a new release may have
