@@ -164,8 +164,12 @@ def ledger(run: RunName, namespace: Namespace = None, output: Format = Output.TA
     entries = read(list[LedgerView], answer["items"])
     show(output, answer, lambda: render.ledger(entries, wide=output is Output.WIDE))
     if output in (Output.TABLE, Output.WIDE) and any(entry.state == "UNKNOWN" for entry in entries):
-        asked = render.questions(connection.client.run(place, name), _command(connection, place))
-        if asked:
+        view = connection.client.run(place, name)
+        if view.terminal:
+            typer.echo(
+                "the run has ended, and nobody knows whether the UNKNOWN ones happened: ask their providers, by the effect's key", err=True
+            )
+        elif asked := render.questions(view, _command(connection, place)):
             render.console().print(asked)
 
 

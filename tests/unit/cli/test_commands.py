@@ -248,6 +248,13 @@ def test_ledger_and_journal(call: Callable[..., Result], gateway: FakeGateway) -
     assert cells(call("journal", "weekly").stdout.splitlines()[1])[:4] == ["3", "step", "/step:a#0", "succeeded"]
 
 
+def test_the_ledger_of_a_run_that_has_ended_says_what_nobody_knows(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    entry = {"key": "a" * 64, "tool": "pay", "effect": "external", "attempts": 1, "state": "UNKNOWN"}
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/ledger"] = {"items": [entry]}
+    gateway.answers["GET /v1/namespaces/default/runs/weekly"] = run(state="Cancelled")
+    assert "nobody knows whether the UNKNOWN ones happened" in call("ledger", "weekly").stderr
+
+
 def test_logs_of_all_pods_of_a_run(call: Callable[..., Result]) -> None:
     assert call("logs", "weekly").stdout == "hello\nworld\n"
     assert call("logs", "weekly", "--prefix").stdout == "worker-3 | hello\nworker-3 | world\n"
