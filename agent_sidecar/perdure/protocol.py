@@ -236,11 +236,21 @@ class ActivityResolve(Body, tag="activity.resolve", tag_field="op", kw_only=True
     provider_ref: str | None = None
 
 
+class Abandoned(Body, kw_only=True):
+    """A wait that the agent has stopped awaiting, after ``seconds``, without having taken an outcome."""
+
+    key: Key
+    seconds: Annotated[float, Meta(ge=0)] = 0
+
+
 class WaitBegin(Body, tag="wait", tag_field="op", kw_only=True):
     """Registers a wait; with ``suspend`` also gives the pod back if nothing has satisfied it. Answer: :class:`WaitAnswer`.
 
     ``instead_of``: the key of a wait for the same that was satisfied by what the agent cannot use. The signals of its conditions
     ``dropped`` (positions in ``on``) are used up, its other signals are there again, and this wait goes on with its times.
+    ``abandoned``: these take no signal any more, and what they took is there again; one that is registered again listens again. With
+    other waits open, register without ``suspend``, then suspend on all of them: what satisfied one of those meanwhile would not be told
+    here.
     """
 
     key: Key
@@ -252,14 +262,16 @@ class WaitBegin(Body, tag="wait", tag_field="op", kw_only=True):
     fingerprint: str | None = None
     instead_of: Key | None = None
     dropped: Annotated[list[int], Meta(max_length=10_000)] = []
+    abandoned: Annotated[list[Abandoned], Meta(max_length=10_000)] = []
     slices: list[Slice] = []
 
 
 class Suspend(Body, tag="suspend", tag_field="op", kw_only=True):
     """Every open operation of the run is a wait, ``waits`` are their keys: give the pod back, unless one of them is satisfied by now.
-    Answer: :class:`WaitAnswer`."""
+    ``abandoned``: as in :class:`WaitBegin`. Answer: :class:`WaitAnswer`."""
 
     waits: Annotated[list[Key], Meta(min_length=1)]
+    abandoned: Annotated[list[Abandoned], Meta(max_length=10_000)] = []
     slices: list[Slice] = []
 
 
@@ -376,8 +388,9 @@ OPERATION_PATHS: dict[str, str] = {
 
 
 class JournalEntry(Body, kw_only=True):
-    """A durable operation that this run has already begun or done. ``state``: open, succeeded, failed, skipped, satisfied, timed_out.
-    ``output`` of a wait is its :class:`WaitOutcome`, of a spawn its :class:`Spawned`."""
+    """A durable operation that this run has already begun or done. ``state``: open, succeeded, failed, skipped, satisfied, timed_out,
+    abandoned. ``output`` of a wait is its :class:`WaitOutcome`, of an abandoned one the seconds for which it was awaited, of a spawn its
+    :class:`Spawned`."""
 
     key: str
     kind: str

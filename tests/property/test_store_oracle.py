@@ -228,11 +228,12 @@ class StoreAgainstOracle(RuleBasedStateMachine):
         suspend=(True, False),
         print_=(None, "1", "1", "2"),
         instead=(None, None, (0, ()), (1, (0,)), (2, (1,))),
+        abandoned=(None, None, 0, 1),
         pieces=SLICES,
     )
     def wait(
         self, n: int, how: str, key: int, mode: str, on: list[Any], timeout: int | None, suspend: bool, print_: str | None,
-        instead: tuple[int, tuple[int, ...]] | None, pieces: Any,
+        instead: tuple[int, tuple[int, ...]] | None, abandoned: int | None, pieces: Any,
     ) -> None:  # fmt: skip
         run = self.worker(n)
         used, dropped = instead or (0, ())
@@ -241,19 +242,22 @@ class StoreAgainstOracle(RuleBasedStateMachine):
         body = {
             "insteadOf": before.key if before else "wait:none" if used > 1 else None, "dropped": list(dropped),
             "key": f"wait:w#{key}" if key else "step:s#0", "name": "", "mode": mode, "on": [self.condition(run, *c) for c in on],
-            "timeoutSeconds": timeout, "suspend": suspend, "fingerprint": before.fingerprint if before and print_ else print_,
+            "timeoutSeconds": timeout, "suspend": suspend,
+            "abandoned": [] if abandoned is None else [{"key": f"wait:w#{abandoned + 1}", "seconds": 2.5}],
+            "fingerprint": before.fingerprint if before and print_ else print_,
         }  # fmt: skip
         self.do(Control(run.id, "wait", body, self.fence(run, how), self.mint(), slices=slices(pieces)))
 
-    @options(n=FEW, how=HOW, keys=KEYS, direct=DIRECT)
-    def suspend(self, n: int, how: str, keys: tuple[int, ...], direct: int | None) -> None:
+    @options(n=FEW, how=HOW, keys=KEYS, abandoned=(None, None, 1), direct=DIRECT)
+    def suspend(self, n: int, how: str, keys: tuple[int, ...], abandoned: int | None, direct: int | None) -> None:
         run = self.worker(n)
         known = [wait.key for wait in run.waits.values() if wait.state == "open"] or list(run.waits)
         if not known and how == "live" and keys[0]:
             return
         known = known or ["wait:none"]
         waits = list(dict.fromkeys(known[key % len(known)] for key in keys))
-        self.do(Control(run.id, "suspend", {"waits": waits}, self.fence(run, how), self.mint()), direct=direct)
+        body = {"waits": waits, "abandoned": [{"key": f"wait:w#{abandoned}", "seconds": 2}] if abandoned is not None else []}
+        self.do(Control(run.id, "suspend", body, self.fence(run, how), self.mint()), direct=direct)
 
     @options(
         n=FEW,

@@ -147,3 +147,17 @@ async def test_everything_at_once(store: Store, pg: asyncpg.Connection) -> None:
         for run in await pg.fetch("select run_id from perdure.runs where finished_at is null"):
             await runs.apply(store, runs.verb(run[0], "cancel"))
         await quiet(store)
+
+
+async def test_pods_are_taken_away_while_a_batch_releases_them(store: Store) -> None:
+    for _ in range(40):
+        held = [await runs.running(store) for _ in range(8)]
+        ends = [runs.work(h, "finish", outcome="succeeded") for h in sorted(held, key=lambda h: h.fence.holder, reverse=True)]
+        await asyncio.gather(store.control(ends, wait=True), store.take_away([h.fence.holder for h in held]))
+
+
+async def test_all_leases_are_told_again_while_a_batch_has_news_for_them(store: Store) -> None:
+    held = [await runs.running(store) for _ in range(30)]
+    for n in range(60):
+        signals = [runs.signal(h.run, "s", str(n)) for h in sorted(held, key=lambda h: h.run, reverse=True)]
+        await asyncio.gather(store.control(signals, wait=True), store.tell_again(runs.GATEWAY))

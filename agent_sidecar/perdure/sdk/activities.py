@@ -258,6 +258,10 @@ class ToolCall(Generic[R]):
         except Exception as error:
             message = f"the provider could not be asked: {error}"
             raise errors.EffectUnknown(self._options.name, decision.key, message, retryable=True) from error
+        if found is None and decision.retry_after_seconds > 0:
+            # The old executor may have acted since the provider looked: only who asks after it has ended hears that it did not happen.
+            await self._pause(decision.retry_after_seconds)
+            return await self._begin()
         body = protocol.ActivityResolve(key=decision.key, happened=found is not None, response=msgspec.Raw(encode(found)))
         resolved = await self._resolve(body)
         if resolved.decision == "unknown":

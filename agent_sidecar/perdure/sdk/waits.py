@@ -23,17 +23,25 @@ if TYPE_CHECKING:
     from perdure.sdk.execution import Execution
 
 _DEBOUNCE_TURNS: Final = 8
+_MARGIN_SECONDS: Final = 1.0
+"""By how much what makes the agent give a wait up may come later than the first time."""
 _outcome_decoder = msgspec.json.Decoder(WaitOutcome)
 
 
 class _Wait:
-    __slots__ = ("body", "future", "hold_until", "registered", "strand")
+    """``begun`` is the loop's time. Before ``listens_at`` it is not registered; before ``hold_until`` it keeps the pod."""
 
-    def __init__(self, body: WaitBegin, future: asyncio.Future[WaitOutcome], strand: Strand, hold_until: float) -> None:
+    __slots__ = ("begun", "body", "future", "hold_until", "listens_at", "registered", "strand")
+
+    def __init__(
+        self, body: WaitBegin, future: asyncio.Future[WaitOutcome], strand: Strand, *, begun: float, silent: float, hold: float
+    ) -> None:
         self.body = body
         self.future = future
         self.strand = strand
-        self.hold_until = hold_until
+        self.begun = begun
+        self.listens_at = begun + silent
+        self.hold_until = begun + max(silent, hold)
         self.registered = False
 
 
@@ -41,6 +49,7 @@ class Waits:
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
         self._open: dict[str, _Wait] = {}
+        self._abandoned: dict[str, protocol.Abandoned] = {}
         self._scheduled = False
         self._settling: asyncio.Task[None] | None = None
         self._again = False
@@ -48,22 +57,32 @@ class Waits:
     async def wait(self, here: Here, claim: Claim, body: WaitBegin, hold_seconds: float) -> WaitOutcome:
         """The outcome of a wait: from the journal, or when it comes. ``body.fingerprint`` must fit what was registered before.
 
+        One that an earlier attempt gave up is awaited unregistered for as long as it was then: it will be given up again, by what is done
+        meanwhile, and must not take the pod or a signal from what comes after it. If it is not, it is registered again.
+
         Raises InputChanged, RunCancelled, Refused."""
         await self._execution.gate(here.strand)
         known = self._execution.journal.get(claim.key)
         if known is not None:
             if known.fingerprint is not None and body.fingerprint is not None and known.fingerprint != body.fingerprint:
                 raise InputChanged(f"wait {claim.key} was recorded with other conditions; give the new one a key= of its own")
-            if known.state != "open":
+            if known.state not in ("open", "abandoned"):
                 return _recorded(known)
+        abandoned = known is not None and known.state == "abandoned"
+        silent = msgspec.json.decode(known.output, type=float) + _MARGIN_SECONDS if known is not None and abandoned else 0.0
         with claim.in_flight():
             loop = self._execution.loop
-            wait = _Wait(body, loop.create_future(), here.strand, loop.time() + hold_seconds)
+            wait = _Wait(body, loop.create_future(), here.strand, begun=loop.time(), silent=silent, hold=hold_seconds)
             self._open[body.key] = wait
+            self._abandoned.pop(body.key, None)
             wait.strand.enter()
             self.nudge()
             try:
                 outcome = await wait.future
+            except BaseException:
+                # The gateway does not see it: a signal must not go to a wait that nobody awaits.
+                self._abandoned[body.key] = protocol.Abandoned(key=body.key, seconds=round(loop.time() - wait.begun, 3))
+                raise
             finally:
                 self._close(body.key)
         self._execution.journal[claim.key] = protocol.JournalEntry(
@@ -126,7 +145,8 @@ class Waits:
 
     async def _settle_once(self) -> bool:
         """True when something was sent, so that another look is due."""
-        new = [wait for wait in self._open.values() if not wait.registered]
+        now = self._execution.loop.time()
+        new = [wait for wait in self._open.values() if not wait.registered and wait.listens_at <= now]
         idle = self._idle()
         if idle and len(new) == len(self._open) == 1:
             await self._register(new[0], suspend=True)
@@ -154,16 +174,20 @@ class Waits:
         wait.body.suspend = suspend
         try:
             wait.body.slices = self._execution.session.take()
+            wait.body.abandoned = self._take_abandoned()
             answer = await self._execution.call(wait.body, WaitAnswer)
         except (Exception, RunCancelled) as error:  # noqa: BLE001  # handed on to the one who waits
+            self._not_told(wait.body.abandoned)
             self._fail(wait.body.key, error)
             return
         await self._answered(answer)
 
     async def _suspend(self, keys: list[str]) -> None:
+        body = protocol.Suspend(waits=keys, abandoned=self._take_abandoned(), slices=self._execution.session.take())
         try:
-            answer = await self._execution.call(protocol.Suspend(waits=keys, slices=self._execution.session.take()), WaitAnswer)
+            answer = await self._execution.call(body, WaitAnswer)
         except (Exception, RunCancelled) as error:  # noqa: BLE001  # handed on to those who wait
+            self._not_told(body.abandoned)
             for key in keys:
                 self._fail(key, error)
             return
@@ -173,6 +197,14 @@ class Waits:
         if answer.status == "suspended":
             await self._execution.suspended()
         self.resolve(answer.outcomes)
+
+    def _take_abandoned(self) -> list[protocol.Abandoned]:
+        """To be told with the next operation about waits."""
+        taken, self._abandoned = list(self._abandoned.values()), {}
+        return taken
+
+    def _not_told(self, abandoned: list[protocol.Abandoned]) -> None:
+        self._abandoned = {wait.key: wait for wait in abandoned} | self._abandoned
 
     def _close(self, key: str) -> _Wait | None:
         """The strand goes on from this moment, before its task wakes: otherwise it would look idle in between."""

@@ -137,9 +137,11 @@ class MemoryLedger:
         if entry.state == "RUNNING":
             return self._answer(entry, "busy", after=0.2)
         if entry.state == "UNKNOWN":
+            left = self._may_still_act(entry)
             if entry.policy in ("query", "ask", "fail"):
-                return self._answer(entry, "unknown", message="nobody knows whether this effect happened")
-            if (left := self._may_still_act(entry)) > 0:
+                after = left if entry.policy == "query" else 0.0
+                return self._answer(entry, "unknown", after=after, message="nobody knows whether this effect happened")
+            if left > 0:
                 return self._answer(entry, "unknown", after=left)
             return self._grant(entry, "execute", timeout)
         if entry.attempts > entry.max_retries:

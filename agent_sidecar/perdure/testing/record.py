@@ -165,6 +165,7 @@ class RunRecord:
                 return self._wait(body)
             case protocol.Suspend():
                 self._save(body.slices)
+                self._abandon(body.abandoned)
                 return self._try_suspend(body.waits)
             case protocol.Spawn():
                 return self._spawn(body)
@@ -204,7 +205,10 @@ class RunRecord:
 
     def _wait(self, body: protocol.WaitBegin) -> protocol.WaitAnswer:
         self._save(body.slices)
+        self._abandon(body.abandoned)
         known = self.journal.get(body.key)
+        if known is not None and self.waits.listen_again(body.key):
+            known.state = "open"
         if known is None:
             self.waits.register(body)
             seq = self.event("wait.opened", {"key": body.key}).seq
@@ -216,6 +220,12 @@ class RunRecord:
         if entry.state != "open":
             return protocol.WaitAnswer(status="done", outcomes={body.key: msgspec.json.decode(entry.output, type=WaitOutcome)})
         return self._try_suspend([body.key]) if body.suspend else protocol.WaitAnswer(status="open")
+
+    def _abandon(self, waits: list[protocol.Abandoned]) -> None:
+        for wait in waits:
+            if self.waits.abandon(wait.key):
+                entry, seq = self.journal[wait.key], self.event("wait.abandoned", {"key": wait.key}).seq
+                entry.state, entry.seq, entry.output = "abandoned", seq, msgspec.Raw(encode_json(wait.seconds))
 
     def _try_suspend(self, keys: list[str]) -> protocol.WaitAnswer:
         self.settle()

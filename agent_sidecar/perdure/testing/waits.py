@@ -37,6 +37,7 @@ class Waits:
     clock: Clock
     open: dict[str, OpenWait] = field(default_factory=dict)
     decided: dict[str, tuple[OpenWait, WaitOutcome]] = field(default_factory=dict)
+    abandoned: dict[str, OpenWait] = field(default_factory=dict)
     signals: list[StoredSignal] = field(default_factory=list)
     children: dict[str, tuple[str, ChildResult]] = field(default_factory=dict)
 
@@ -53,6 +54,25 @@ class Waits:
             if condition.kind == "timer"
         }
         self.open[body.key] = OpenWait(body, due, None if body.timeout_seconds is None else now + body.timeout_seconds)
+
+    def abandon(self, key: str) -> bool:
+        """Nobody listens there any more: what it took is there again. False if it was not there."""
+        if key in self.decided:
+            wait, _ = self.decided.pop(key)
+        elif key in self.open:
+            wait = self.open.pop(key)
+        else:
+            return False
+        self.abandoned[key] = wait
+        for signal in self.signals:
+            if signal.bound_to == key:
+                signal.bound_to = None
+        return True
+
+    def listen_again(self, key: str) -> bool:
+        if (wait := self.abandoned.pop(key, None)) is not None:
+            self.open[key] = wait
+        return wait is not None
 
     def decide(self) -> dict[str, WaitOutcome]:
         """Outcomes of the open waits that can be decided now; their signals are taken."""

@@ -216,7 +216,7 @@ def operation(held: Held, request: UUID, body: wire.Operation, pools: Pools, lea
     elif isinstance(body, wire.WaitBegin):
         content = _wait(body)
     elif isinstance(body, wire.Suspend):
-        content = {"waits": body.waits}
+        content = {"waits": body.waits, "abandoned": msgspec.to_builtins(body.abandoned)}
     elif isinstance(body, wire.EventAppend):
         content, payload = (
             {
@@ -247,6 +247,8 @@ def _wait(body: wire.WaitBegin) -> dict[str, Any]:
             raise InvalidInput("a timer needs exactly one of seconds and at")
         if condition.kind != "timer" and not condition.name:
             raise InvalidInput(f"a {condition.kind} condition needs a name")
+        if condition.kind == "child_done":
+            condition.name = str(_uuid(condition.name, "the name of a child_done condition, the child's run id,"))
         if condition.at is not None:
             condition.at = _instant(condition.at)
         _seconds(condition.seconds, "seconds")
@@ -263,6 +265,7 @@ def _wait(body: wire.WaitBegin) -> dict[str, Any]:
         "fingerprint": body.fingerprint,
         "insteadOf": None if body.instead_of is None else _key(body.instead_of),
         "dropped": body.dropped,
+        "abandoned": content["abandoned"],
     }
 
 

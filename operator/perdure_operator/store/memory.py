@@ -264,6 +264,7 @@ class Oracle(LedgerRules):
                 run.reasons.append(wait.fired[0].kind)
 
     def _wait(self, run: Run, op: Control) -> Answer:
+        self._abandon(run, op.body.get("abandoned", ()))
         key, print_ = op.body["key"], op.body.get("fingerprint")
         wait = run.waits.get(key)
         if wait is None and key in run.journal:
@@ -276,8 +277,14 @@ class Oracle(LedgerRules):
             if (before := op.body.get("insteadOf")) is not None:
                 given_back = self._give_back_signals(run, before, print_, op.body["dropped"])
                 wait = Wait(key, given_back.mode, given_back.on, given_back.timeout_at, print_)
+            children = {str(child.id) for child in self.runs.values() if child.parent == run.id}
+            if any(condition.kind == "child_done" and condition.name not in children for condition in on):
+                raise errors.InvalidInput
             run.waits[key] = wait
             run.journal[key] = ("wait", "open", run.record("wait.opened"), None)
+        elif wait.state == "closed":
+            wait.state = "open"
+            run.journal[key] = ("wait", "open", *run.journal[key][2:])
         self._decide_waits(run)
         if wait.state == "open" and not op.body.get("suspend"):
             return {"status": "open"}
@@ -294,12 +301,24 @@ class Oracle(LedgerRules):
         before.fired = [fired for fired in before.fired if fired.index in dropped]
         return before
 
+    def _abandon(self, run: Run, waits: Iterable[dict[str, Any]]) -> None:
+        """Nobody listens there any more: what they took is there again."""
+        keys = {abandoned["key"] for abandoned in waits}
+        for wait in run.waits.values():
+            if wait.key in keys and wait.state != "closed":
+                for wakeup in run.wakeups:
+                    if wakeup.bound == wait.key:
+                        wakeup.bound = None
+                wait.state, wait.fired = "closed", []
+                run.journal[wait.key] = ("wait", "abandoned", run.record("wait.abandoned"), None)
+
     def _at(self, at: str | None, seconds: float | None) -> datetime | None:
         if at is not None:
             return datetime.fromisoformat(at)
         return None if seconds is None else self.now + timedelta(seconds=seconds)
 
     def _suspend(self, run: Run, op: Control) -> Answer:
+        self._abandon(run, op.body.get("abandoned", ()))
         if any(key not in run.waits for key in op.body["waits"]):
             raise errors.WaitConflict
         self._decide_waits(run)

@@ -59,8 +59,7 @@ class LedgerRules:
         if entry.state == "UNKNOWN":
             wait = self._may_still_act(entry)
             if body["policy"] in ("query", "ask", "fail") or wait > 0:
-                asked = body["policy"] in ("query", "ask", "fail")
-                return self._decision(entry, "unknown", 0.0 if asked else wait, body["policy"])
+                return self._decision(entry, "unknown", 0.0 if body["policy"] in ("ask", "fail") else wait, body["policy"])
             entry.policy, entry.timeout, entry.max_retries = body["policy"], body["timeoutSeconds"], body.get("maxRetries")
             self._grant_execution(run, entry, body, 0.0)
             return self._decision(entry, "execute")

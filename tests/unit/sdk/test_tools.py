@@ -280,6 +280,30 @@ def test_query_waits_while_a_lost_worker_may_still_act() -> None:
     assert asked[-1] >= 115
 
 
+def test_not_found_counts_only_from_a_provider_that_was_asked_after_the_old_worker_had_ended() -> None:
+    asked: list[float] = []
+
+    @tool(effect="external", on_unknown="query", timeout=100)
+    async def send() -> str:
+        await asyncio.sleep(50 if not asked else 0)
+        return "sent"
+
+    @send.reconcile
+    async def _(key: str) -> str | None:
+        asked.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(100)  # it has looked at the beginning; meanwhile the old worker may act
+        return None
+
+    @agent
+    async def main(run: Run) -> str:
+        return await send()
+
+    assert Simulation(main).lose_worker(after=10).run().result == "sent"
+    assert len(asked) == 2
+    assert asked[0] == 25
+    assert asked[1] >= 115
+
+
 def test_a_reconcile_that_fails_leaves_it_unknown_and_the_attempt_is_retried() -> None:
     mail = Provider()
     mail.break_after(1)

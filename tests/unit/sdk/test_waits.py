@@ -14,6 +14,7 @@ from perdure import (
     InvalidDeclaration,
     ResultUndecodable,
     Run,
+    StepFailed,
     WaitTimedOut,
     agent,
     at,
@@ -283,6 +284,85 @@ def test_of_a_wait_for_all_too_what_was_dropped_stays_dropped() -> None:
     assert sim.signal("a", 5).run().suspended
     kinds[0] = Any
     assert sim.signal("go").run().result == [5, 2]
+
+
+def test_a_signal_does_not_go_to_the_branch_of_a_gather_that_has_failed() -> None:
+    @step
+    async def check() -> None:
+        raise ValueError("not good")
+
+    @agent
+    async def main(run: Run) -> Any:
+        try:
+            await gather(run.wait_signal("approved"), check())
+        except StepFailed:
+            return (await run.wait_signal("approved")).payload
+
+    for after in (0.5, 10):
+        sim = Simulation(main).signal("approved", "yes", after=after).run()
+        assert sim.result == "yes", sim.kinds()
+
+
+@pytest.mark.parametrize("when", [0.5, 1.5, 10])
+def test_a_signal_does_not_go_to_a_wait_that_the_agent_has_given_up(when: float) -> None:
+    """Given up at 1 s; the step holds the pod until 5 s, so the signal comes before, while and after the run holds its pod."""
+
+    @step
+    async def work() -> None:
+        await asyncio.sleep(5)
+
+    @agent
+    async def main(run: Run) -> Any:
+        async def wait() -> Any:
+            try:
+                async with asyncio.timeout(1):
+                    return (await run.wait_signal("go")).payload
+            except TimeoutError:
+                return (await run.wait_signal("go")).payload
+
+        return (await gather(wait(), work()))[0]
+
+    assert Simulation(main).signal("go", "yes", after=when).run().result == "yes"
+
+
+def test_a_wait_that_was_given_up_and_is_awaited_again_keeps_its_times() -> None:
+    @agent
+    async def main(run: Run) -> float:
+        for _ in range(3):
+            try:
+                async with asyncio.timeout(1):
+                    await gather(run.sleep(100, key="nap"), asyncio.sleep(2))
+            except TimeoutError:
+                continue
+        await run.sleep(100, key="nap")
+        return asyncio.get_running_loop().time()
+
+    assert Simulation(main).run().result == 103  # 100 of the nap, and then a second for each turn of the loop
+
+
+def test_what_gave_a_wait_up_need_not_come_again() -> None:
+    """It was given up for a reason that is in no journal. Awaited for as long, it listens again."""
+    begun: list[int] = []
+
+    @step
+    async def work() -> None:
+        await asyncio.sleep(5)
+
+    @agent
+    async def main(run: Run) -> Any:
+        async def wait() -> Any:
+            begun.append(1)
+            try:
+                async with asyncio.timeout(2 if len(begun) == 1 else None):
+                    return (await run.wait_signal("a")).payload
+            except TimeoutError:
+                return (await run.wait_signal("b")).payload
+
+        return (await gather(wait(), work()))[0]
+
+    sim = Simulation(main).signal("b", "second", after=10).run()
+    assert sim.suspended
+    assert sim.signal("a", "first").run().result == "first"
 
 
 def test_one_signal_as_two_types_in_one_wait_is_refused() -> None:

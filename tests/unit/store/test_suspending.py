@@ -85,6 +85,49 @@ async def test_a_stale_beat_renews_no_lease(database: str) -> None:
     await store.close()
 
 
+async def test_what_an_abandoned_wait_has_taken_is_there_again(store: Store, pg: asyncpg.Connection) -> None:
+    run, fence = await running(store)
+
+    async def waited(key: str, *abandoned: str, suspend: bool = False) -> Outcome:
+        on = [{"kind": "signal", "name": "a"}]
+        body = {
+            "key": key,
+            "name": "w",
+            "mode": "any",
+            "on": on,
+            "suspend": suspend,
+            "abandoned": [{"key": key, "seconds": 1.5} for key in abandoned],
+        }
+        [outcome] = await store.control([Control(run, "wait", body, fence, uuid.uuid4())])
+        return outcome
+
+    async def signalled(id_: str) -> None:
+        await store.control([Control(run, "signal", {"name": "a", "id": id_}, None, uuid.uuid4(), b"1")])
+
+    assert (await waited("w#0")).answer["status"] == "open"
+    await signalled("taken by nobody")
+    [outcome] = (await waited("w#1", "w#0")).answer["outcomes"].values()
+    assert outcome["fired"][0]["id"] == "taken by nobody"
+    assert (await waited("w#2", "w#0", "none")).answer["status"] == "open"
+    journal = await pg.fetchrow("select state, output from perdure.journal where run_id = $1 and key = 'w#0'", run)
+    assert tuple(journal) == ("abandoned", b"\x001.5")
+    assert (await waited("w#0")).answer["status"] == "open", "it listens again, and is older"
+    await signalled("for the first")
+    [outcome] = (await waited("w#0")).answer["outcomes"].values()
+    assert outcome["fired"][0]["id"] == "for the first"
+    assert (await waited("w#2", suspend=True)).answer["status"] == "suspended"
+    kinds = await pg.fetch("select data ->> 'key' from perdure.events where run_id = $1 and kind = 'wait.abandoned'", run)
+    assert [row[0] for row in kinds] == ["w#0"]
+
+
+async def test_a_wait_for_who_is_no_child_is_refused(store: Store) -> None:
+    run, fence = await running(store)
+    on = [{"kind": "child_done", "name": str(run)}]
+    body = {"key": "w#0", "name": "w", "mode": "any", "on": on, "suspend": False}
+    [outcome] = await store.control([Control(run, "wait", body, fence, uuid.uuid4())])
+    assert (outcome.code, outcome.detail) == ("invalid-input", "a child_done condition names a run that is no child of this one")
+
+
 async def test_a_wait_instead_of_another_keeps_its_times_and_has_its_good_signals_again(store: Store, pg: asyncpg.Connection) -> None:
     run, fence = await running(store)
     on = [{"kind": "signal", "name": "a"}, {"kind": "signal", "name": "b"}, {"kind": "timer", "seconds": 0.0}]

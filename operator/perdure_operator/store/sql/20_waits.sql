@@ -20,7 +20,17 @@ declare
   v_fired jsonb;
   v_status text;
 begin
-  for w in select * from perdure.waits where run_id = r.run_id and state = 'open' order by seq loop
+  -- Only those that something has happened to: a run may join thousands of children, one wait each.
+  for w in
+    select * from perdure.waits o where run_id = r.run_id and state = 'open' and (timeout_at <= p_now or exists (
+      select 1 from perdure.wait_conditions c where c.run_id = r.run_id and c.key = o.key and (
+        (c.kind = 'timer' and c.at <= p_now)
+        or (c.kind = 'signal' and exists (select 1 from perdure.wakeups k where k.run_id = r.run_id and k.kind = 'signal' and k.name = c.name
+                                          and k.bound_key is null and k.seq is not null))
+        or (c.kind = 'child_done' and exists (select 1 from perdure.wakeups k where k.run_id = r.run_id and k.kind = 'child_done'
+                                              and k.source = c.name and k.seq is not null)))))
+    order by seq
+  loop
     with c as (
       select *, row_number() over (partition by kind, name order by idx) as nth
       from perdure.wait_conditions where run_id = r.run_id and key = w.key
@@ -199,6 +209,27 @@ begin
   return w;
 end $$;
 
+-- The agent has stopped waiting for these and has taken no outcome: a timeout of its own, a branch of a gather that has failed. Nobody listens
+-- there any more, so what they took is there for others. A wait that is registered again listens again. The journal keeps for how long each
+-- was awaited: a restart awaits it as long before it registers it again, since what made the agent give it up will come again.
+create or replace function perdure.abandon_waits(r perdure.runs, p_waits jsonb, p_now timestamptz) returns perdure.runs language plpgsql as $$
+declare
+  w record;
+begin
+  for w in
+    select s.key, a ->> 'seconds' as seconds from perdure.waits s join jsonb_array_elements(p_waits) a on a ->> 'key' = s.key
+    where s.run_id = r.run_id and s.state <> 'closed' order by s.seq
+  loop
+    update perdure.wakeups set bound_key = null where run_id = r.run_id and bound_key = w.key;
+    r := perdure.log(r, 'wait.abandoned', jsonb_build_object('key', w.key), p_now);
+    update perdure.waits set state = 'closed', done_seq = null where run_id = r.run_id and key = w.key;
+    update perdure.journal set state = 'abandoned', seq = r.last_seq, epoch = r.epoch, data = null,
+      output = '\x00'::bytea || convert_to(coalesce(w.seconds, '0'), 'UTF8')
+    where run_id = r.run_id and key = w.key;
+  end loop;
+  return r;
+end $$;
+
 create or replace function perdure.op_wait(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
 declare
   v_key text := p_body ->> 'key';
@@ -206,16 +237,24 @@ declare
   v_before perdure.waits;
   w perdure.waits;
 begin
+  r := perdure.abandon_waits(r, p_body -> 'abandoned', p_now);
   select fingerprint, kind into v_known from perdure.journal where run_id = r.run_id and key = v_key;
   if found and (v_known.kind <> 'wait' or v_known.fingerprint <> p_body ->> 'fingerprint') then
     perform perdure.refuse('wait-conflict', format('the key %s is that of a %s with other conditions', v_key, v_known.kind));
-  elsif not found then
+  elsif found then
+    update perdure.waits set state = 'open' where run_id = r.run_id and key = v_key and state = 'closed';
+    update perdure.journal set state = 'open', output = null where run_id = r.run_id and key = v_key and state = 'abandoned';
+  else
     if p_body ->> 'insteadOf' is not null then
       v_before := perdure.give_back_signals(r, p_body ->> 'insteadOf', p_body ->> 'fingerprint', p_body -> 'dropped');
     end if;
     r := perdure.log(r, 'wait.opened', jsonb_strip_nulls(jsonb_build_object('key', v_key, 'name', p_body ->> 'name', 'insteadOf', v_before.key,
       'mode', p_body ->> 'mode', 'conditions', jsonb_array_length(p_body -> 'on'), 'first', p_body -> 'on' -> 0,
       'timeoutSeconds', p_body -> 'timeoutSeconds')), p_now);
+    if exists (select 1 from jsonb_array_elements(p_body -> 'on') c where c ->> 'kind' = 'child_done'
+               and not exists (select 1 from perdure.runs k where k.run_id = (c ->> 'name')::uuid and k.parent_id = r.run_id)) then
+      perform perdure.refuse('invalid-input', 'a child_done condition names a run that is no child of this one');
+    end if;
     insert into perdure.wait_conditions (run_id, key, idx, kind, name, at)
     select r.run_id, v_key, n - 1, c ->> 'kind', coalesce(c ->> 'name', ''),
       case when c ->> 'kind' = 'timer'
@@ -236,9 +275,7 @@ begin
   end if;
   r := perdure.bind_waits(r, p_now);
   select * into w from perdure.waits where run_id = r.run_id and key = v_key;
-  if w.state = 'closed' then
-    perform perdure.refuse('run-finished', 'the wait was closed with its run');
-  elsif w.state <> 'open' then
+  if w.state <> 'open' then
     return (r, jsonb_build_object('status', 'done', 'outcomes', jsonb_build_object(v_key, perdure.outcome(r.run_id, v_key))))::perdure.op_result;
   elsif (p_body ->> 'suspend')::boolean then
     return perdure.try_suspend(r, array[v_key], p_now);
@@ -251,6 +288,7 @@ declare
   v_keys text[] := array(select jsonb_array_elements_text(p_body -> 'waits'));
   v_missing text;
 begin
+  r := perdure.abandon_waits(r, p_body -> 'abandoned', p_now);
   select k into v_missing from unnest(v_keys) k
   where not exists (select 1 from perdure.waits where run_id = r.run_id and key = k) limit 1;
   if v_missing is not null then

@@ -80,10 +80,12 @@ begin
       return (r, perdure.ledger_answer(l, 'busy', 'another call under this key is open', 0.2))::perdure.op_result;
     when 'UNKNOWN' then
       l.policy := p_body ->> 'policy';
-      if l.policy in ('query', 'ask', 'fail') then
-        return (r, perdure.ledger_answer(l, 'unknown', 'nobody knows whether this effect happened'))::perdure.op_result;
-      end if;
       v_left := perdure.may_act_seconds(l, p_now);
+      if l.policy in ('query', 'ask', 'fail') then
+        -- A provider that is asked before the old executor has ended can say what it has, and not what it will not have.
+        return (r, perdure.ledger_answer(l, 'unknown', 'nobody knows whether this effect happened',
+          case when l.policy = 'query' then v_left else 0 end))::perdure.op_result;
+      end if;
       if v_left > 0 then
         return (r, perdure.ledger_answer(l, 'unknown', 'the earlier executor may still act', v_left))::perdure.op_result;
       end if;

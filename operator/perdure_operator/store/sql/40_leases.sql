@@ -172,7 +172,7 @@ returns table (run_id uuid, epoch int, cancel boolean, pause boolean, outcomes j
   )
   select f.run_id, f.epoch, r.cancel_requested, r.paused or r.spec_paused,
     (select jsonb_object_agg(j.key, perdure.outcome(j.run_id, j.key)) from perdure.journal j
-     where j.run_id = f.run_id and j.kind = 'wait' and j.state <> 'open' and j.epoch = f.epoch),
+     where j.run_id = f.run_id and j.kind = 'wait' and j.state in ('satisfied', 'timed_out') and j.epoch = f.epoch),
     array(select distinct w.name from perdure.wakeups w where w.run_id = f.run_id and w.kind = 'signal' and w.bound_key is null)
   from fresh f join perdure.runs r using (run_id)
 $$;

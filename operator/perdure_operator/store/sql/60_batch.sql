@@ -138,8 +138,10 @@ declare
   v_fenced boolean;
   v_old perdure.requests;
   v_result perdure.op_result;
+  i int;
 begin
-  for i in 1 .. cardinality(p_run) loop
+  -- By run, as they were locked: what an operation locks beside its run (a lease, a pod) is locked in that order too.
+  for i in select n from unnest(p_run) with ordinality u(run, n) order by run, n loop
     ord := i; detail := ''; answer := '{}'; state := null; leased := null; epoch := null; code := 'ok';
     if p_run[i] = any (v_unlocked) then
       code := case when exists (select 1 from perdure.runs q where q.run_id = p_run[i]) then 'busy' else 'run-not-found' end;

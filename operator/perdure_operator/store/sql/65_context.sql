@@ -19,7 +19,7 @@ begin
       'objective', s.objective, 'spec', s.spec), s.input
     from perdure.runs r join perdure.run_specs s using (run_id) where r.run_id = p_run;
   return query select 'journal', j.seq, j.key, j.name, j.kind, j.state, jsonb_build_object('fingerprint', j.fingerprint, 'error', j.error,
-      'outcome', case when j.kind = 'wait' and j.state <> 'open' then perdure.outcome(j.run_id, j.key) end,
+      'outcome', case when j.kind = 'wait' and j.state in ('satisfied', 'timed_out') then perdure.outcome(j.run_id, j.key) end,
       'child', case when j.kind = 'spawn' then j.data -> 'child' end), j.output
     from perdure.journal j where j.run_id = p_run order by j.seq;
   return query select 'slice', s.seq, null::text, s.name, null::text, null::text,

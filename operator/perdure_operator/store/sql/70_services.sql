@@ -55,10 +55,10 @@ create or replace function perdure.retire_idle(p_pool text, p_count int) returns
   returning pod_id
 $$;
 
--- Somebody is ending these pods. One that has a run keeps it for as long as its processes live.
+-- Somebody is ending these pods. One that has a run keeps it for as long as its processes live. Locked in the order of their runs, as by a batch.
 create or replace function perdure.take_away(p_pods uuid[]) returns void language sql as $$
   update perdure.pods set state = 'retiring', since = perdure.now()
-  where pod_id in (select pod_id from perdure.pods where pod_id = any (p_pods) and state <> 'retiring' order by pod_id for update)
+  where pod_id in (select pod_id from perdure.pods where pod_id = any (p_pods) and state <> 'retiring' order by run_id, pod_id for update)
 $$;
 
 create or replace function perdure.retire_silent_pods(p_silent_seconds double precision) returns bigint language sql as $$
