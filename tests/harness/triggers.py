@@ -86,7 +86,7 @@ class Bench:
         key, now, uid = f"default/{name}", await self.now(), uid or uuid4()
         row = await self.triggers.get(key)
         generation = row.generation + 1 if row else 1
-        planned = plan(key, parse_spec(spec(source, **fields)), row, now, uid=uid, generation=generation, created=created or now)
+        planned = plan(key, parse_spec(spec(source, **fields)), row, now, uid=uid, generation=generation, created=created or now, told=None)
         assert await self.triggers.put(planned)
         return uid
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -17,6 +18,8 @@ from tests.harness.fake_watch import FakeWatch
 from tests.harness.postgres import move_clock
 
 from perdure_operator.controllers.operator import Operator, OperatorSettings
+from perdure_operator.kube.api.podtemplate import PodTemplate
+from perdure_operator.kube.api.v1alpha1 import implicit_pool
 from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, EVENTS, PODS, Resource
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound, KubeUnavailable
 from perdure_operator.kube.names import CANCEL_FINALIZER, RUN_ID_LABEL
@@ -507,6 +510,54 @@ async def test_many_absences_at_once_are_no_deletions(site: Site) -> None:
     async with site.operating() as operator:
         assert await operator._resync.look() == 0
     assert {row[0] for row in await site.pg.fetch("select state from perdure.runs")} == {"Pending"}
+
+
+@pytest.mark.parametrize("count", [1, 25])
+async def test_pools_that_were_deleted_while_the_operator_was_down_go_with_their_pods(site: Site, count: int) -> None:
+    warm = POOL | {"capacity": {"minIdle": 1, "maxIdle": 1, "maxPods": 9}}
+    names = [f"p{n}" for n in range(count)]
+    for name in (*names, "kept"):
+        await site.pool(name, warm)
+    async with site.operating():
+        await site.pods(count + 1)
+        await site.come_up()
+    for name in names:
+        found = await site.kube.get(AGENTPOOLS, NS, name)
+        assert found is not None
+        await site.kube.delete(AGENTPOOLS, NS, name, uid=found["metadata"]["uid"])
+    async with site.operating():
+        [pod] = await site.pods(1)
+        assert pod["metadata"]["name"].startswith("kept-")
+        assert [*await site.store.pools()] == [f"{NS}/kept"]
+        await site.pool("p0", warm)
+        await site.pods(2)
+
+
+async def test_a_pool_without_a_resource_stays_when_it_never_had_one_or_nobody_knows(site: Site) -> None:
+    await site.pool()
+    async with site.operating(replace(SETTINGS, namespaces=(NS,))) as operator:
+        await site.until(site.store.pools)
+        inline, _ = implicit_pool(PodTemplate.model_validate(POOL["template"]))
+        for namespace, name in ((NS, inline), ("unwatched", "p"), (NS, "unseen")):
+            await site.store.upsert_pool(namespace, name, POOL, None)
+        assert site.watch is not None
+        site.watch.cut()
+        await site.pool("unseen")
+        before = await site.store.pools()
+        assert len(before) == 4
+        await operator._pools.look()
+        await site.store.upsert_pool(NS, "gone", POOL, None)
+        site.kube.fail(KubeUnavailable("overloaded"), "get", AGENTPOOLS)
+        with pytest.raises(KubeUnavailable):
+            await operator._pools.look()
+        await asyncio.sleep(0.2)
+        assert {*await site.store.pools()} == {*before, f"{NS}/gone"}
+        await operator._pools.look()
+
+        async def dropped() -> bool:
+            return await site.store.pools() == before
+
+        await site.until(dropped)
 
 
 async def test_faults_of_the_apiserver_delay_and_lose_nothing(site: Site) -> None:

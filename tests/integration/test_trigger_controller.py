@@ -173,6 +173,61 @@ async def test_a_trigger_that_was_replaced_unseen_goes_on_where_it_was(site: Sit
     assert (after.next_at, after.anchor_at) == (before.next_at, before.anchor_at)
 
 
+async def lose_the_database(site: Site) -> None:
+    tables = ("triggers", "deliveries", "runs", "run_specs", "events", "resources")
+    await site.pg.execute(f"truncate {', '.join(f'perdure.{table}' for table in tables)}")
+
+
+@pytest.mark.parametrize("fraction", ["", ".5"])
+async def test_an_instant_that_fired_does_not_fire_again_when_the_database_has_lost_it(site: Site, fraction: str) -> None:
+    at = {"at": f"2026-01-01T00:00:00{fraction}Z"}
+    await site.apply("once", spec(at))
+    await site.round()
+    assert len(await site.runs()) == 1
+    fired = await site.look("once")
+    await lose_the_database(site)
+    for _ in range(2):
+        status = await site.look("once")
+        await site.round()
+        assert await site.runs() == []
+    assert status["lastScheduleTime"] == fired["lastScheduleTime"], "or the next loss would have it fire"
+    await site.apply("once", spec(at, suspend=False))
+    await site.round()
+    assert await site.runs() == []
+    await site.delete("once")
+    await site.apply("once", {"source": {"at": "2026-01-02T00:00:00Z"}, "runTemplate": spec(at)["runTemplate"]})
+    await site.round()
+    assert len(await site.runs()) == 1, "another instant has not fired"
+
+
+async def test_a_new_object_owes_nothing_to_the_one_that_the_database_has_lost(site: Site) -> None:
+    await site.apply("once", spec({"at": "2026-01-01T00:00:00Z"}))
+    await site.round()
+    await site.look("once")
+    await lose_the_database(site)
+    await site.delete("once")
+    await site.apply("once", spec({"at": "2026-01-01T00:00:00Z"}))
+    await site.round()
+    assert len(await site.runs()) == 1
+
+
+async def test_a_calendar_that_the_database_has_lost_goes_on_after_what_fired_last(site: Site) -> None:
+    await site.apply("beat", spec(every(60), catchUp={"policy": "All", "limit": 10}))
+    for _ in range(3):
+        await move_clock(site.pg, 60)
+        await site.round()
+    last = datetime.fromisoformat((await site.look("beat"))["lastScheduleTime"])
+    await lose_the_database(site)
+    assert datetime.fromisoformat((await site.look("beat"))["lastScheduleTime"]) == last
+    await site.round()
+    assert await site.runs() == []
+    await lose_the_database(site)
+    await move_clock(site.pg, 120)
+    await site.look("beat")
+    await site.round()
+    assert [row["fire_at"] for row in await site.deliveries()] == [last + timedelta(minutes=n) for n in (1, 2)], "missed meanwhile"
+
+
 async def test_a_spec_that_cannot_be_honoured_fires_nothing_until_it_can(site: Site) -> None:
     own = {"spec": {"agent": {"template": {"spec": {"containers": [{"name": "agent", "image": "a"}]}}}}}
     status = await site.apply("own", spec(every(60), template=own))

@@ -5,14 +5,16 @@ A pool that is deleted takes its idle pods along; runs that name it wait until t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
 from pydantic import ValidationError
 
+from perdure_operator.domain.errors import PerdureError
 from perdure_operator.kube.api.problems import in_words
-from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
+from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec, is_implicit
 from perdure_operator.kube.client import AGENTPOOLS, KubeApi
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound
 from perdure_operator.services.conditions import READY, Verdict, condition
@@ -30,13 +32,15 @@ COUNTS = ("idle", "starting", "leased", "runnable")
 
 
 class AgentPools:
-    """``changed``: runs may wait for this pool (namespace, name), and the fleet should look."""
+    """``namespaces``: those that are watched, empty for all. ``changed``: runs may wait for this pool (namespace, name), and the fleet
+    should look. ``again``: this pool is to be reconciled."""
 
     def __init__(
-        self, store: Store, resources: Resources, kube: KubeApi, cache: Cache, fleet: Fleet, *, changed: Callable[[str, str], None]
-    ) -> None:
+        self, store: Store, resources: Resources, kube: KubeApi, cache: Cache, fleet: Fleet, namespaces: Sequence[str], *,
+        changed: Callable[[str, str], None], again: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
         self._store, self._resources, self._kube, self._cache, self._fleet = store, resources, kube, cache, fleet
-        self._changed = changed
+        self._namespaces, self._changed, self._again = namespaces, changed, again
         self._known: dict[tuple[str, str], int] = {}
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
@@ -62,6 +66,30 @@ class AgentPools:
         trouble = self._fleet.troubles.get(pool)
         await self._say(resource, _counts(demand), Verdict("False", trouble.reason, trouble.message) if trouble else READY)
         return STATUS_SECONDS
+
+    async def run(self, seconds: float) -> None:
+        """Until cancelled: finds pools that were deleted while nobody watched."""
+        while True:
+            try:
+                await self.look()
+            except PerdureError as error:
+                log.warning("pools could not be compared with the cluster", error=str(error))
+            await asyncio.sleep(seconds)
+
+    async def look(self) -> None:
+        """Each absence is proven by a GET, and the pool is dropped by its reconciliation, where it may have come back meanwhile.
+
+        However many are missing, they go, unlike runs and triggers (R7). What is cancelled stays cancelled, but a pool that went wrongly
+        leaves its runs waiting, and is back as soon as the watch or a list shows it. One that stays wrongly keeps its pods, and starts new
+        ones in the next namespace of that name; and of a namespace that was deleted all pools are missing at once.
+        """
+        for pool in await self._store.pools():
+            namespace, _, name = pool.partition("/")
+            if is_implicit(name) or (self._namespaces and namespace not in self._namespaces):
+                continue
+            if self._cache.get(AGENTPOOLS, namespace, name) is None and await self._kube.get(AGENTPOOLS, namespace, name) is None:
+                log.info("a pool was deleted while nobody watched", pool=pool)
+                self._again(namespace, name)
 
     async def _say(self, resource: Json, counts: dict[str, int], ready: Verdict) -> None:
         """Writes only what is different: numbers that stand still cost nothing."""

@@ -78,7 +78,10 @@ class Operator:
         self._fleet = fleet = Fleet(store, resources, kube, settings.pods)
         self._runs = AgentRuns(store, resources, kube, informer, inline=settings.allows_inline, wrote=self._wrote)
         self._pods = WorkerPods(store, resources, kube, informer, fleet, wrote=self._wrote)
-        self._pools = AgentPools(store, resources, kube, informer, fleet, changed=self._pool_changed)
+        self._pools = AgentPools(
+            store, resources, kube, informer, fleet, settings.namespaces,
+            changed=self._pool_changed, again=partial(self._changed, AGENTPOOLS),
+        )  # fmt: skip
         self._triggers = TriggerController(
             store, Triggers(store), kube, informer, settings.namespaces,
             inline=settings.allows_inline, hooks_url=settings.pods.gateway_urls[0],
@@ -104,6 +107,7 @@ class Operator:
             log.info("the cluster is known", term=term)
             group.create_task(self._resync.run(), name="resync")
             group.create_task(self._projector.run(), name="projector")
+            group.create_task(self._pools.run(self._resync_seconds), name="pools")
             group.create_task(self._triggers.run(self._resync_seconds), name="triggers")
             group.create_task(self._fleet.run(term), name="fleet")
 

@@ -124,7 +124,7 @@ class TriggerController:
         now = row.now if row is not None else await self._triggers.now()
         planned = plan(
             f"{meta['namespace']}/{meta['name']}", spec, row, now,
-            uid=uid, generation=generation, created=datetime.fromisoformat(meta["creationTimestamp"]),
+            uid=uid, generation=generation, created=datetime.fromisoformat(meta["creationTimestamp"]), told=_last_fired(resource),
         )  # fmt: skip
         if not await self._triggers.put(planned):
             raise Busy(f"trigger {planned.key} has changed meanwhile")
@@ -166,6 +166,11 @@ class TriggerController:
             await self._kube.merge_patch(TRIGGERS, meta["namespace"], meta["name"], {"status": status}, subresource="status")
         except (KubeNotFound, KubeConflict) as error:
             log.info("a trigger's status could not be written", trigger=meta["name"], error=str(error))
+
+
+def _last_fired(resource: Json) -> datetime | None:
+    last = (resource.get("status") or {}).get("lastScheduleTime")
+    return datetime.fromisoformat(last) if last is not None else None
 
 
 def _known(summary: Summary | None) -> Json:

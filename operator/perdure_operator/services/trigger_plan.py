@@ -1,7 +1,8 @@
 """From a Trigger's spec to what the domain and the store ask: its calendar, its policies, and the row that its object makes.
 
 The row outlives the object, so a plan builds on what is there: the anchor never moves, an instant that has fired never comes again, and
-a spec whose source says the same as before keeps its place in the calendar.
+a spec whose source says the same as before keeps its place in the calendar. Without a row, the object may have fired all the same: a
+database that was emptied or restored knows nothing of it, and what its status says of it holds.
 """
 
 from __future__ import annotations
@@ -58,18 +59,20 @@ def policy_of(spec: TriggerSpec) -> Policy:
 
 
 def plan(
-    key: str, spec: TriggerSpec, row: TriggerRow | None, now: datetime, *, uid: UUID | None, generation: int, created: datetime
-) -> Planned:
-    """What the row shall be. ``created``: when the object came to be; ``now``: the store's clock. A new object fires from its creation on,
-    a changed source from now on."""
+    key: str, spec: TriggerSpec, row: TriggerRow | None, now: datetime, *,
+    uid: UUID | None, generation: int, created: datetime, told: datetime | None,
+) -> Planned:  # fmt: skip
+    """What the row shall be. ``created``: when the object came to be; ``now``: the store's clock; ``told``: what fired last, as its status
+    tells it. A new object fires from its creation on, a changed source from now on."""
     stored, created = spec.to_json(), min(created, now)
     anchor = row.anchor_at if row else created.replace(microsecond=0)
     same_object = row is not None and not row.deleted and row.uid == uid
     replan = row is None or row.deleted or row.spec["source"] != stored["source"]
     calendar = calendar_of(spec, anchor)
     since = now if same_object else created
-    if row is not None and row.fired_at is not None:
-        since = max(since, row.fired_at)
+    fired = row.fired_at if row is not None else _remembered(calendar, told)
+    if fired is not None:
+        since = max(since, fired)
     return Planned(
         key,
         uid,
@@ -79,13 +82,21 @@ def plan(
         bool(spec.suspend),
         anchor,
         replan,
-        _first(calendar, since, row),
+        _first(calendar, since, fired),
         row.revision if row else 0,
+        fired,
     )
 
 
-def _first(calendar: Calendar | None, since: datetime, row: TriggerRow | None) -> datetime | None:
+def _remembered(calendar: Calendar | None, told: datetime | None) -> datetime | None:
+    # A status tells whole seconds: of an instant within that one, it tells that it has fired. One before it must not fire again either.
+    if isinstance(calendar, Once) and told is not None and calendar.at.replace(microsecond=0) <= told:
+        return calendar.at
+    return told
+
+
+def _first(calendar: Calendar | None, since: datetime, fired: datetime | None) -> datetime | None:
     if isinstance(calendar, Once):
         # It may have passed before we heard of it, and is late then; what has fired is known by its key.
-        return calendar.at if row is None or row.fired_at != calendar.at else None
+        return calendar.at if fired != calendar.at else None
     return calendar.after(since) if calendar is not None else None

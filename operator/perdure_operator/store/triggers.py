@@ -42,7 +42,8 @@ class TriggerRow:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a trigger's row shall say. ``replan``: ``next_at`` is new, else the row keeps its own. ``seen``: the revision it builds on."""
+    """What a trigger's row shall say. ``replan``: ``next_at`` is new, else the row keeps its own. ``seen``: the revision it builds on.
+    ``fired_at``: of a new row; only firing moves that of one that is there."""
 
     key: str
     uid: UUID | None
@@ -54,6 +55,7 @@ class Planned:
     replan: bool
     next_at: datetime | None
     seen: int
+    fired_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ class Triggers:
         async with self._store.connection() as connection:
             return bool(
                 await connection.fetchval(
-                    "select perdure.put_trigger($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+                    "select perdure.put_trigger($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
                     plan.key,
                     plan.uid,
                     plan.generation,
@@ -164,6 +166,7 @@ class Triggers:
                     plan.replan,
                     plan.next_at,
                     plan.seen,
+                    plan.fired_at,
                 )
             )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 
 from pydantic import ValidationError
 
@@ -39,10 +40,12 @@ __all__ = [
     "Trigger",
     "TriggerSpec",
     "implicit_pool",
+    "is_implicit",
     "parse_manifest",
 ]
 
 Manifest = AgentRun | AgentPool | Trigger
+_IMPLICIT = re.compile(r"inline-[0-9a-f]{16}")
 KINDS: dict[str, type[AgentRun | AgentPool | Trigger]] = {"AgentRun": AgentRun, "AgentPool": AgentPool, "Trigger": Trigger}
 
 
@@ -70,3 +73,9 @@ def implicit_pool(template: PodTemplate) -> tuple[str, AgentPoolSpec]:
     canonical = json.dumps(template.to_json(), sort_keys=True, separators=(",", ":"))
     name = f"inline-{hashlib.sha256(canonical.encode()).hexdigest()[:16]}"
     return name, AgentPoolSpec(template=template, capacity=Capacity(min_idle=0, max_idle=0))
+
+
+def is_implicit(pool: str) -> bool:
+    """Whether a pool of this name comes from inline templates, and has no resource. Told by the name: another version may write the same
+    template in other words, and so under another name."""
+    return _IMPLICIT.fullmatch(pool) is not None

@@ -139,13 +139,15 @@ create or replace function perdure.fail_delivery(p_delivery uuid, p_claim int, p
 $$;
 
 -- Written as its object says, if the row is still the one that `p_next` was worked out from (its revision; 0: there was none).
+-- `p_fired`: what a new row takes to have fired last; that of an old one is moved by its firings only.
 create or replace function perdure.put_trigger(p_key text, p_uid uuid, p_generation bigint, p_spec jsonb, p_source text, p_suspended boolean,
-                                               p_anchor timestamptz, p_replan boolean, p_next timestamptz, p_seen bigint)
+                                               p_anchor timestamptz, p_replan boolean, p_next timestamptz, p_seen bigint,
+                                               p_fired timestamptz default null)
 returns boolean language plpgsql as $$
 begin
   if p_seen = 0 then
-    insert into perdure.triggers (trigger_key, uid, generation, spec, source, suspended, anchor_at, next_at)
-    values (p_key, p_uid, p_generation, p_spec, p_source, p_suspended, p_anchor, p_next) on conflict do nothing;
+    insert into perdure.triggers (trigger_key, uid, generation, spec, source, suspended, anchor_at, next_at, fired_at)
+    values (p_key, p_uid, p_generation, p_spec, p_source, p_suspended, p_anchor, p_next, p_fired) on conflict do nothing;
     return found;
   end if;
   perform 1 from perdure.triggers t where t.trigger_key = p_key for update;
