@@ -337,6 +337,20 @@ async def test_the_same_name_again_while_the_old_run_ends(site: Site) -> None:
         assert await site.resources.find(UUID(new["metadata"]["uid"])) is None
         await runs.apply(site.store, runs.work(held, "finish", outcome="cancelled"))
 
+async def test_a_detached_child_outlives_the_cleaning_up_of_its_parent(site: Site) -> None:
+    await site.pool()
+    async with site.operating():
+        await site.create("parent", ttlSecondsAfterFinished=0)
+        parent = await site.lease((await site.pods(1))[0])
+        spawn, _ = runs.spawn(parent, "spawn:c#0", "detach", name="child")
+        await runs.apply(site.store, spawn)
+        await site.phase("child", "Pending")
+        await runs.apply(site.store, runs.work(parent, "finish", outcome="succeeded"))
+        await site.gone("parent")
+        assert "deletionTimestamp" not in (await site.get("child"))["metadata"]
+    assert dict(await site.pg.fetch("select name, state from perdure.runs")) == {"parent": "Succeeded", "child": "Pending"}
+
+
         async def admitted() -> Any:
             return await site.resources.find(UUID(new["metadata"]["uid"]))
 

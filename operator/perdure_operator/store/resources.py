@@ -60,7 +60,8 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Unmade:
-    """A run whose resource is to be made. ``owner``: the resource of the run that spawned it, if there is one still, or of its trigger."""
+    """A run whose resource is to be made. ``owner``: the resource with which this one is to go, that of the run that spawned it (if there
+    is one still, and the child is not detached) or of its trigger."""
 
     run: UUID
     namespace: str
@@ -171,7 +172,8 @@ class Resources:
                 "select c.run_id, r.namespace, r.name, s.spec, s.labels, s.input, p.uid as parent_uid, p.name as parent_name, "
                 "d.owner_uid as trigger_uid, d.trigger_key, d.decision -> 'annotations' as annotations "
                 "from perdure.resources c join perdure.runs r using (run_id) join perdure.run_specs s using (run_id) "
-                "left join perdure.resources p on p.run_id = r.parent_id and not p.gone "
+                # What has an owner is deleted with it: a child that is to outlive its parent has none.
+                "left join perdure.resources p on p.run_id = r.parent_id and not p.gone and r.parent_policy <> 'detach' "
                 "left join perdure.deliveries d on d.run_id = c.run_id "
                 "where c.uid is null and not c.gone order by c.run_id limit $1",
                 limit,
