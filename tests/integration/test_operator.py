@@ -213,6 +213,24 @@ async def test_spec_changes_reach_the_run(site: Site) -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
+async def test_limits_that_a_changed_spec_does_not_name_stay_and_those_that_it_names_hold(site: Site) -> None:
+    defaults = {"activeDeadlineSeconds": 100, "budgets": {"maxRetriesPerToolCall": 2}}
+    await site.pool(spec=POOL | {"runDefaults": defaults})
+    async with site.operating():
+        await site.create("report", deadlineSeconds=400)
+        await site.lease((await site.pods(1))[0])
+        steps: list[tuple[Json, tuple[int, int, int]]] = [
+            ({"priority": 5}, (100_000, 400, 2)),
+            ({"activeDeadlineSeconds": 200}, (200_000, 400, 2)),
+        ]
+        for generation, (spec, limits) in enumerate(steps, 2):
+            await site.kube.merge_patch(AGENTRUNS, NS, "report", {"spec": spec})
+            await site.until(lambda told=generation: site.pg.fetchval("select generation = $1 from perdure.resources", told))
+            row = await site.pg.fetchrow("select active_limit_ms, deadline_seconds, max_tool_retries, deadline_at from perdure.runs")
+            assert tuple(row)[:3] == limits
+            assert row["deadline_at"] is not None
+
+
         ({"agent": {"poolRef": {"name": "nowhere"}}}, "PoolNotFound"),
         ({"agent": {"template": POOL["template"]}}, "InlineTemplateForbidden"),
         ({"inputFrom": {"configMapKeyRef": {"name": "none", "key": "k"}}}, "InputNotFound"),
