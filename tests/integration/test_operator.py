@@ -222,6 +222,7 @@ async def test_limits_that_a_changed_spec_does_not_name_stay_and_those_that_it_n
         steps: list[tuple[Json, tuple[int, int, int]]] = [
             ({"priority": 5}, (100_000, 400, 2)),
             ({"activeDeadlineSeconds": 200}, (200_000, 400, 2)),
+            ({"budgets": {"maxRetriesPerToolCall": 9}}, (200_000, 400, 9)),
         ]
         for generation, (spec, limits) in enumerate(steps, 2):
             await site.kube.merge_patch(AGENTRUNS, NS, "report", {"spec": spec})

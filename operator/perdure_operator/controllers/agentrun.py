@@ -129,6 +129,8 @@ class AgentRuns:
             "priority": spec.priority or 0,
             "activeLimitMs": spec.active_deadline_seconds * 1000 if spec.active_deadline_seconds is not None else None,
             "deadlineSeconds": spec.deadline_seconds,
+            # Of the budgets the one that is in force.
+            "maxToolRetries": spec.budgets.max_retries_per_tool_call if spec.budgets else None,
         }
         await self._apply(Control(run, "spec", body))
 

@@ -35,7 +35,7 @@ from perdure_operator.store.operations import Control, Fence, JournalStep, Outco
 
 LAST_WORDS = timedelta(seconds=5)
 STARVING = timedelta(seconds=60)
-LIMITS = {"active_limit_ms": "activeLimitMs", "deadline_seconds": "deadlineSeconds"}
+LIMITS = {"active_limit_ms": "activeLimitMs", "deadline_seconds": "deadlineSeconds", "max_tool_retries": "maxToolRetries"}
 
 
 class Oracle(LedgerRules):
@@ -447,7 +447,7 @@ class Oracle(LedgerRules):
             return {"state": run.state}
         run.rank -= (body["priority"] - run.columns.get("priority", 0)) * SECONDS_PER_PRIORITY
         run.columns["priority"] = body["priority"]
-        run.columns |= {column: body[name] for column, name in LIMITS.items() if body[name] is not None}
+        run.columns |= {column: body[name] for column, name in LIMITS.items() if body.get(name) is not None}
         seconds = run.columns.get("deadline_seconds")
         run.deadline_at = run.started_at + timedelta(seconds=seconds) if run.started_at and seconds is not None else None
         paused = body["desiredState"] == "Suspended"
