@@ -177,7 +177,7 @@ async def test_what_has_moved_is_due_and_progress_now_and_then(cluster: Cluster,
 
     async def due() -> list[int]:
         found = await cluster.resources.due(10, progress_seconds=30, wake_seconds=3)
-        await cluster.resources.projected([(one.uid, one.row["last_seq"]) for one in found])
+        await cluster.resources.projected(found)
         return [one.row["last_seq"] for one in found]
 
     assert await due() == [1]
@@ -198,7 +198,7 @@ async def test_a_woken_run_is_told_of_when_it_runs_or_when_it_takes_too_long(clu
 
     async def due() -> list[str]:
         found = await cluster.resources.due(10, progress_seconds=30, wake_seconds=3)
-        await cluster.resources.projected([(one.uid, one.row["last_seq"]) for one in found])
+        await cluster.resources.projected(found)
         return [one.row["state"] for one in found]
 
     async def sleeps_and_is_woken(n: int) -> None:
@@ -223,7 +223,7 @@ async def test_a_pause_is_due_though_nothing_moves(cluster: Cluster) -> None:
 
     async def due() -> list[bool]:
         found = await cluster.resources.due(10, progress_seconds=30, wake_seconds=3)
-        await cluster.resources.projected([(one.uid, one.row["last_seq"]) for one in found])
+        await cluster.resources.projected(found)
         return [one.row["paused"] or one.row["spec_paused"] for one in found]
 
     run = applied.run or uuid4()
@@ -257,6 +257,19 @@ async def test_a_changed_spec_is_told_once_and_whatever_it_says_holds(cluster: C
     assert found.generation == 3
     assert await tell(4, desiredState="Cancelled") == "Cancelled"
     assert await tell(5, desiredState="Running") == "Cancelled"
+
+
+async def test_a_spec_that_is_told_while_a_status_is_written_is_shown_as_observed(cluster: Cluster) -> None:
+    run = (await cluster.apply("report")).run
+    assert run is not None
+    before = await cluster.resources.due(10, progress_seconds=30, wake_seconds=3)
+    body = {"generation": 2, "desiredState": "Running", "priority": 7}
+    assert (await runs.apply(cluster.store, Control(run, "spec", body))).code == "ok"
+    await cluster.resources.projected(before)
+    [due] = await cluster.resources.due(10, progress_seconds=30, wake_seconds=3)
+    assert due.generation == 2
+    await cluster.resources.projected([due])
+    assert await cluster.resources.due(10, progress_seconds=30, wake_seconds=3) == []
 
 
 async def test_the_lead_has_terms(cluster: Cluster, pg: asyncpg.Connection) -> None:

@@ -60,9 +60,9 @@ class Projector:
             await self._make(unmade)
         due = await self._resources.due(BATCH, progress_seconds=PROGRESS_SECONDS, wake_seconds=WAKE_SECONDS)
         done = await asyncio.gather(*(self._project(one) for one in due))
-        written = [(one.uid, one.row["last_seq"]) for one, ok in zip(due, done, strict=True) if ok]
+        written = [one for one, ok in zip(due, done, strict=True) if ok]
         if written:
-            await self._resources.projected(written, due[0].read_at)
+            await self._resources.projected(written)
         return bool(written)
 
     # --------------------------------------------------------------------------------------------------------- statuses

@@ -161,10 +161,16 @@ class Resources:
             if row["run_id"] in rows
         ]
 
-    async def projected(self, done: Sequence[tuple[UUID, int]], read_at: datetime | None = None) -> None:
-        """The statuses of these resources say what was at these sequences, and was read then."""
+    async def projected(self, done: Sequence[Due]) -> None:
+        """The statuses of these resources, which were due at once, say what was read of them."""
         async with self._store.connection() as connection:
-            await connection.execute("select perdure.projected($1, $2, $3)", [uid for uid, _ in done], [seq for _, seq in done], read_at)
+            await connection.execute(
+                "select perdure.projected($1, $2, $3, $4)",
+                [one.uid for one in done],
+                [one.row["last_seq"] for one in done],
+                done[0].read_at if done else None,
+                [one.generation for one in done],
+            )
 
     async def unmade(self, limit: int) -> list[Unmade]:
         async with self._store.connection() as connection:

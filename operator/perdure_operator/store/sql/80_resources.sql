@@ -90,10 +90,11 @@ returns table (run_id uuid, uid uuid, name text, generation bigint, read_at time
      where c.projected_at < (p.trouble ->> 'since')::timestamptz and c.uid is not null and not c.gone limit p_limit)) d
 $$;
 
--- `p_at`: when that was read which they say now.
-create or replace function perdure.projected(p_uids uuid[], p_seqs bigint[], p_at timestamptz default null) returns void language sql as $$
+-- `p_at`: when that was read which they say now. One whose run was told another spec since is due still: that may be all that has changed.
+create or replace function perdure.projected(p_uids uuid[], p_seqs bigint[], p_at timestamptz default null, p_generations bigint[] default null)
+returns void language sql as $$
   update perdure.resources c set projected_seq = greatest(c.projected_seq, u.seq), projected_at = coalesce(p_at, perdure.now())
-  from unnest(p_uids, p_seqs) u(uid, seq) where c.uid = u.uid
+  from unnest(p_uids, p_seqs, p_generations) u(uid, seq, generation) where c.uid = u.uid and c.generation = coalesce(u.generation, c.generation)
 $$;
 
 -- Why a pool's pods do not start; null: they do. `since` is that of the reason: who waits for a pod says another one then, not at each try.
