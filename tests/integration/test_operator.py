@@ -386,9 +386,9 @@ async def test_a_key_that_succeeded_is_adopted_and_nothing_runs(site: Site) -> N
         await site.pods(0)
         await site.kube.delete(AGENTRUNS, NS, "report", uid=old["metadata"]["uid"])
         await site.gone("report")
-        await site.create("again", idempotencyKey="2026-47")
+        await site.create("again", idempotencyKey="2026-47", desiredState="Cancelled")
         adopted = await site.phase("again", "Succeeded")
-        assert adopted["status"]["result"] == 7
+        assert (adopted["status"]["result"], adopted["status"]["observedGeneration"]) == (7, 1)
     assert await site.pg.fetchval("select count(*) from perdure.runs") == 1
     assert await site.pg.fetchval("select count(*) from perdure.events where kind = 'run.leased'") == 1
 
@@ -401,6 +401,23 @@ async def test_a_pod_that_ends_under_its_run_is_replaced(site: Site, pg: asyncpg
     async with site.operating():
         await site.create("report", retry={"backoffSeconds": 0})
         [pod] = await site.pods(1)
+@pytest.mark.parametrize("state", ["Suspended", "Cancelled"])
+async def test_an_adopted_run_does_what_its_resource_says(site: Site, state: str) -> None:
+    await site.pool()
+    run = await runs.pending(site.store, name="other", idempotency_key="k", active_limit_ms=100_000)
+    async with site.operating():
+        await site.create("mine", idempotencyKey="k", desiredState=state, priority=5, deadlineSeconds=50)
+        await site.phase("mine", state)
+
+        async def observed() -> bool:
+            return bool((await site.get("mine"))["status"]["observedGeneration"] == 1)
+
+        await site.until(observed)
+        assert (await site.get("mine"))["status"]["runID"] == str(run)
+    row = await site.pg.fetchrow("select priority, deadline_seconds, active_limit_ms from perdure.runs")
+    assert tuple(row) == (5, 50, 100_000)
+
+
         held = await site.lease(pod)
         status = {"phase": "Failed", "containerStatuses": [
             {"name": "agent", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]}  # fmt: skip

@@ -122,8 +122,12 @@ async def test_a_key_whose_run_is_being_cancelled_is_waited_for(cluster: Cluster
 
 async def test_a_key_of_a_run_without_a_resource_is_adopted_alive(cluster: Cluster) -> None:
     run = await runs.pending(cluster.store, name="other", idempotency_key="k")
-    adopted = await cluster.apply("mine", idempotency_key="k")
+    uid = uuid4()
+    adopted = await cluster.apply("mine", uid=uid, idempotency_key="k")
     assert (adopted.decision, adopted.run, adopted.state) == ("adopted", run, "Pending")
+    found = await cluster.resources.find(uid)
+    assert found is not None
+    assert found.generation == 0, "it was not told the resource's spec yet"
 
 
 async def spawned(cluster: Cluster, name: str) -> UUID:
@@ -164,8 +168,12 @@ async def test_a_child_of_a_resource_gets_one_and_is_bound_by_its_label(cluster:
     assert (unmade.run, unmade.name, unmade.owner) == (child, "child", Owner("AgentRun", "parent", parent_uid))
     # Somebody copies the label to an object of another name: it is not believed.
     assert (await cluster.apply("stranger", bound=child)).decision == "created"
-    bound = await cluster.apply("child", bound=child)
+    uid = uuid4()
+    bound = await cluster.apply("child", uid=uid, bound=child, generation=2)
     assert (bound.decision, bound.run) == ("bound", child)
+    found = await cluster.resources.find(uid)
+    assert found is not None
+    assert found.generation == 1, "somebody has changed the spec since the projector wrote it"
     assert await cluster.resources.unmade(10) == []
     assert [one.run for one in await cluster.resources.children(parent.run or uuid4())] == [child]
     assert await pg.fetchval("select count(*) from perdure.resources where run_id = $1", row_only) == 0

@@ -117,6 +117,8 @@ class AgentRuns:
         if admitted.decision == "key-taken":
             words = f"another AgentRun, of run {admitted.run}, has this idempotencyKey; choose another key"
             raise Blocked("IdempotencyKeyTaken", words, again=TAKEN_SECONDS)
+        if admitted.decision == "adopted" and admitted.run is not None and admitted.state not in TERMINAL:
+            await self._tell_spec(admitted.run, spec, generation)
         if admitted.decision == "created" and admitted.run is not None and spec.desired_state == "Cancelled":
             await self._cancel(admitted.run, "spec.desiredState is Cancelled")
         return None
