@@ -165,6 +165,7 @@ async def test_a_child_of_a_resource_gets_one_and_is_bound_by_its_label(cluster:
     wide.body["recording"] = "StoreOnly"
     assert {(await runs.apply(cluster.store, op)).code for op in (spawn, wide)} == {"ok"}
     [unmade] = await cluster.resources.unmade(10)
+    assert await cluster.resources.unmade(10, besides=["default"]) == []
     assert (unmade.run, unmade.name, unmade.owner) == (child, "child", Owner("AgentRun", "parent", parent_uid))
     # Somebody copies the label to an object of another name: it is not believed.
     assert (await cluster.apply("stranger", bound=child)).decision == "created"

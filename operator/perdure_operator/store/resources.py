@@ -172,7 +172,8 @@ class Resources:
                 [one.generation for one in done],
             )
 
-    async def unmade(self, limit: int) -> list[Unmade]:
+    async def unmade(self, limit: int, *, besides: Sequence[str] = ()) -> list[Unmade]:
+        """``besides``: namespaces in which none can be made now; they do not use up the limit."""
         async with self._store.connection() as connection:
             rows = await connection.fetch(
                 "select c.run_id, r.namespace, r.name, s.spec, s.labels, s.input, p.uid as parent_uid, p.name as parent_name, "
@@ -181,8 +182,9 @@ class Resources:
                 # What has an owner is deleted with it: a child that is to outlive its parent has none.
                 "left join perdure.resources p on p.run_id = r.parent_id and not p.gone and r.parent_policy <> 'detach' "
                 "left join perdure.deliveries d on d.run_id = c.run_id "
-                "where c.uid is null and not c.gone order by c.run_id limit $1",
+                "where c.uid is null and not c.gone and r.namespace <> all ($2) order by c.run_id limit $1",
                 limit,
+                list(besides),
             )
             reader = Reader(connection)
             return [
