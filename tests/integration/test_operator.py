@@ -17,6 +17,7 @@ from tests.harness.fake_kube import FakeKube
 from tests.harness.fake_watch import FakeWatch
 from tests.harness.postgres import move_clock
 
+from perdure_operator.controllers.agentrun import AGAIN_SECONDS
 from perdure_operator.controllers.operator import Operator, OperatorSettings
 from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, EVENTS, PODS, Resource
 from perdure_operator.kube.errors import KubeConflict, KubeForbidden, KubeNotFound, KubeUnavailable
@@ -368,7 +369,12 @@ async def test_the_same_name_again_while_the_old_run_ends(site: Site) -> None:
         await site.kube.delete(AGENTRUNS, NS, "report", uid=old["metadata"]["uid"])
         await site.gone("report")
         new = await site.create("report")
-        await asyncio.sleep(0.1)
+        waiting = await site.phase("report", "Pending")
+        assert truth(waiting, "Succeeded") == ("Unknown", "PredecessorActive")
+        assert waiting["status"]["waitReason"] == "PredecessorActive"
+        assert str(held.run) in waiting["status"]["conditions"][0]["message"]
+        await asyncio.sleep(AGAIN_SECONDS * 2)
+        assert (await site.get("report"))["metadata"]["resourceVersion"] == waiting["metadata"]["resourceVersion"], "it is said once"
         assert await site.resources.find(UUID(new["metadata"]["uid"])) is None
         await runs.apply(site.store, runs.work(held, "finish", outcome="cancelled"))
 

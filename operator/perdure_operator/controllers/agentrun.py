@@ -108,9 +108,11 @@ class AgentRuns:
         admitted = await self._resources.admit(uid, generation, run, bound=_bound(resource["metadata"]))
         self._wrote()
         if admitted.decision == "wait":
-            if admitted.run is not None and admitted.state not in TERMINAL:
-                await self._cancel(admitted.run, "its resource was replaced by another of the same name")
-            return AGAIN_SECONDS
+            if admitted.run is None:
+                return AGAIN_SECONDS
+            await self._cancel(admitted.run, "its resource was replaced by another of the same name")
+            words = f"run {admitted.run}, which had this name or idempotencyKey, is being cancelled; this one begins when it has ended"
+            raise Blocked("PredecessorActive", words, again=AGAIN_SECONDS)
         if admitted.decision == "name-taken":
             words = f"run {admitted.run}, which has no resource, has this name and has not ended; choose another name"
             raise Blocked("NameTaken", words, again=TAKEN_SECONDS)
