@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -17,13 +18,15 @@ from tests.harness.fake_kube import FakeKube
 from tests.harness.fake_watch import FakeWatch
 from tests.harness.postgres import move_clock
 
+from perdure_operator.controllers.agentrun import AGAIN_SECONDS
 from perdure_operator.controllers.operator import Operator, OperatorSettings
 from perdure_operator.kube.api.podtemplate import PodTemplate
 from perdure_operator.kube.api.v1alpha1 import implicit_pool
 from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, EVENTS, PODS, Resource
-from perdure_operator.kube.errors import KubeConflict, KubeNotFound, KubeUnavailable
+from perdure_operator.kube.errors import KubeConflict, KubeForbidden, KubeNotFound, KubeUnavailable
 from perdure_operator.kube.names import CANCEL_FINALIZER, RUN_ID_LABEL
 from perdure_operator.kube.specs.pod import PodSettings
+from perdure_operator.services import projector
 from perdure_operator.services.why import trouble_of_pool
 from perdure_operator.store.operations import Fence
 from perdure_operator.store.resources import Resources
@@ -213,6 +216,25 @@ async def test_spec_changes_reach_the_run(site: Site) -> None:
         assert cancelled["status"]["observedGeneration"] == cancelled["metadata"]["generation"]
 
 
+async def test_limits_that_a_changed_spec_does_not_name_stay_and_those_that_it_names_hold(site: Site) -> None:
+    defaults = {"activeDeadlineSeconds": 100, "budgets": {"maxRetriesPerToolCall": 2}}
+    await site.pool(spec=POOL | {"runDefaults": defaults})
+    async with site.operating():
+        await site.create("report", deadlineSeconds=400)
+        await site.lease((await site.pods(1))[0])
+        steps: list[tuple[Json, tuple[int, int, int]]] = [
+            ({"priority": 5}, (100_000, 400, 2)),
+            ({"activeDeadlineSeconds": 200}, (200_000, 400, 2)),
+            ({"budgets": {"maxRetriesPerToolCall": 9}}, (200_000, 400, 9)),
+        ]
+        for generation, (spec, limits) in enumerate(steps, 2):
+            await site.kube.merge_patch(AGENTRUNS, NS, "report", {"spec": spec})
+            await site.until(lambda told=generation: site.pg.fetchval("select generation = $1 from perdure.resources", told))
+            row = await site.pg.fetchrow("select active_limit_ms, deadline_seconds, max_tool_retries, deadline_at from perdure.runs")
+            assert tuple(row)[:3] == limits
+            assert row["deadline_at"] is not None
+
+
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
@@ -318,6 +340,20 @@ async def test_orphaned_children_outlive_their_parent(site: Site) -> None:
     assert states == {"parent": "Cancelled", "running": "Pending", "pending": "Pending", "row": "Cancelled"}
 
 
+async def test_a_detached_child_outlives_the_cleaning_up_of_its_parent(site: Site) -> None:
+    await site.pool()
+    async with site.operating():
+        await site.create("parent", ttlSecondsAfterFinished=0)
+        parent = await site.lease((await site.pods(1))[0])
+        spawn, _ = runs.spawn(parent, "spawn:c#0", "detach", name="child")
+        await runs.apply(site.store, spawn)
+        await site.phase("child", "Pending")
+        await runs.apply(site.store, runs.work(parent, "finish", outcome="succeeded"))
+        await site.gone("parent")
+        assert "deletionTimestamp" not in (await site.get("child"))["metadata"]
+    assert dict(await site.pg.fetch("select name, state from perdure.runs")) == {"parent": "Succeeded", "child": "Pending"}
+
+
 async def test_a_resource_that_came_and_went_unseen_leaves_nothing(site: Site) -> None:
     await site.pool()
     made = await site.create("report")
@@ -336,7 +372,12 @@ async def test_the_same_name_again_while_the_old_run_ends(site: Site) -> None:
         await site.kube.delete(AGENTRUNS, NS, "report", uid=old["metadata"]["uid"])
         await site.gone("report")
         new = await site.create("report")
-        await asyncio.sleep(0.1)
+        waiting = await site.phase("report", "Pending")
+        assert truth(waiting, "Succeeded") == ("Unknown", "PredecessorActive")
+        assert waiting["status"]["waitReason"] == "PredecessorActive"
+        assert str(held.run) in waiting["status"]["conditions"][0]["message"]
+        await asyncio.sleep(AGAIN_SECONDS * 2)
+        assert (await site.get("report"))["metadata"]["resourceVersion"] == waiting["metadata"]["resourceVersion"], "it is said once"
         assert await site.resources.find(UUID(new["metadata"]["uid"])) is None
         await runs.apply(site.store, runs.work(held, "finish", outcome="cancelled"))
 
@@ -356,11 +397,70 @@ async def test_a_key_that_succeeded_is_adopted_and_nothing_runs(site: Site) -> N
         await site.pods(0)
         await site.kube.delete(AGENTRUNS, NS, "report", uid=old["metadata"]["uid"])
         await site.gone("report")
-        await site.create("again", idempotencyKey="2026-47")
+        await site.create("again", idempotencyKey="2026-47", desiredState="Cancelled")
         adopted = await site.phase("again", "Succeeded")
-        assert adopted["status"]["result"] == 7
+        assert (adopted["status"]["result"], adopted["status"]["observedGeneration"]) == (7, 1)
     assert await site.pg.fetchval("select count(*) from perdure.runs") == 1
     assert await site.pg.fetchval("select count(*) from perdure.events where kind = 'run.leased'") == 1
+
+
+@pytest.mark.parametrize("state", ["Suspended", "Cancelled"])
+async def test_an_adopted_run_does_what_its_resource_says(site: Site, state: str) -> None:
+    await site.pool()
+    run = await runs.pending(site.store, name="other", idempotency_key="k", active_limit_ms=100_000)
+    async with site.operating():
+        await site.create("mine", idempotencyKey="k", desiredState=state, priority=5, deadlineSeconds=50)
+        await site.phase("mine", state)
+
+        async def observed() -> bool:
+            return bool((await site.get("mine"))["status"]["observedGeneration"] == 1)
+
+        await site.until(observed)
+        assert (await site.get("mine"))["status"]["runID"] == str(run)
+    row = await site.pg.fetchrow("select priority, deadline_seconds, active_limit_ms from perdure.runs")
+    assert tuple(row) == (5, 50, 100_000)
+
+
+async def test_resources_of_runs_come_when_a_quota_has_room_for_them(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projector, "QUOTA_SECONDS", 1.0)
+    await site.pool()
+    async with site.operating():
+        await site.create("parent")
+        parent = await site.lease((await site.pods(1))[0])
+        site.kube.fail(KubeForbidden("exceeded quota: few", quota=True), "create", AGENTRUNS, times=1_000_000)
+        begun = monotonic()
+        for name in ("a", "b"):
+            await runs.apply(site.store, runs.spawn(parent, f"spawn:{name}#0", name=name)[0])
+
+        async def told() -> list[Json]:
+            return [event for event in (await site.kube.list(EVENTS, NS))[0] if event["reason"] == "QuotaExceeded"]
+
+        [event] = await site.until(told)
+        assert (event["involvedObject"]["name"], "exceeded quota: few" in event["message"]) == ("parent", True)
+        await asyncio.sleep(0.5)
+        tries = [call for call in site.kube.writes(AGENTRUNS) if call.verb == "create" and call.name != "parent"]
+        assert 1 <= len(tries) <= 1 + (monotonic() - begun)
+        site.kube.faults.clear()
+        for name in ("a", "b"):
+            await site.phase(name, "Pending")
+        assert len(await told()) == 1
+
+
+async def test_a_run_whose_resource_is_refused_for_good_says_so_at_its_parent(site: Site) -> None:
+    await site.pool()
+    async with site.operating():
+        await site.create("parent")
+        parent = await site.lease((await site.pods(1))[0])
+        site.kube.fail(KubeForbidden("no more agents, says a policy"), "create", AGENTRUNS, times=1_000_000)
+        await runs.apply(site.store, runs.spawn(parent, "spawn:c#0", name="child")[0])
+
+        async def told() -> list[Json]:
+            return [event for event in (await site.kube.list(EVENTS, NS))[0] if event["reason"] == "NoResource"]
+
+        [event] = await site.until(told)
+        assert (event["involvedObject"]["name"], "says a policy" in event["message"]) == ("parent", True)
+        await site.until(lambda: site.pg.fetchval("select gone from perdure.resources where name = 'child'"))
+    assert [call.name for call in site.kube.writes(AGENTRUNS) if call.verb == "create"] == ["parent", "child"]
 
 
 # -------------------------------------------------------------------------------------------------------------- the fleet

@@ -122,8 +122,12 @@ async def test_a_key_whose_run_is_being_cancelled_is_waited_for(cluster: Cluster
 
 async def test_a_key_of_a_run_without_a_resource_is_adopted_alive(cluster: Cluster) -> None:
     run = await runs.pending(cluster.store, name="other", idempotency_key="k")
-    adopted = await cluster.apply("mine", idempotency_key="k")
+    uid = uuid4()
+    adopted = await cluster.apply("mine", uid=uid, idempotency_key="k")
     assert (adopted.decision, adopted.run, adopted.state) == ("adopted", run, "Pending")
+    found = await cluster.resources.find(uid)
+    assert found is not None
+    assert found.generation == 0, "it was not told the resource's spec yet"
 
 
 async def spawned(cluster: Cluster, name: str) -> UUID:
@@ -161,11 +165,16 @@ async def test_a_child_of_a_resource_gets_one_and_is_bound_by_its_label(cluster:
     wide.body["recording"] = "StoreOnly"
     assert {(await runs.apply(cluster.store, op)).code for op in (spawn, wide)} == {"ok"}
     [unmade] = await cluster.resources.unmade(10)
+    assert await cluster.resources.unmade(10, besides=["default"]) == []
     assert (unmade.run, unmade.name, unmade.owner) == (child, "child", Owner("AgentRun", "parent", parent_uid))
     # Somebody copies the label to an object of another name: it is not believed.
     assert (await cluster.apply("stranger", bound=child)).decision == "created"
-    bound = await cluster.apply("child", bound=child)
+    uid = uuid4()
+    bound = await cluster.apply("child", uid=uid, bound=child, generation=2)
     assert (bound.decision, bound.run) == ("bound", child)
+    found = await cluster.resources.find(uid)
+    assert found is not None
+    assert found.generation == 1, "somebody has changed the spec since the projector wrote it"
     assert await cluster.resources.unmade(10) == []
     assert [one.run for one in await cluster.resources.children(parent.run or uuid4())] == [child]
     assert await pg.fetchval("select count(*) from perdure.resources where run_id = $1", row_only) == 0
@@ -177,7 +186,7 @@ async def test_what_has_moved_is_due_and_progress_now_and_then(cluster: Cluster,
 
     async def due() -> list[int]:
         found = await cluster.resources.due(10, progress_seconds=30, wake_seconds=3)
-        await cluster.resources.projected([(one.uid, one.row["last_seq"]) for one in found])
+        await cluster.resources.projected(found)
         return [one.row["last_seq"] for one in found]
 
     assert await due() == [1]
@@ -198,7 +207,7 @@ async def test_a_woken_run_is_told_of_when_it_runs_or_when_it_takes_too_long(clu
 
     async def due() -> list[str]:
         found = await cluster.resources.due(10, progress_seconds=30, wake_seconds=3)
-        await cluster.resources.projected([(one.uid, one.row["last_seq"]) for one in found])
+        await cluster.resources.projected(found)
         return [one.row["state"] for one in found]
 
     async def sleeps_and_is_woken(n: int) -> None:
@@ -223,7 +232,7 @@ async def test_a_pause_is_due_though_nothing_moves(cluster: Cluster) -> None:
 
     async def due() -> list[bool]:
         found = await cluster.resources.due(10, progress_seconds=30, wake_seconds=3)
-        await cluster.resources.projected([(one.uid, one.row["last_seq"]) for one in found])
+        await cluster.resources.projected(found)
         return [one.row["paused"] or one.row["spec_paused"] for one in found]
 
     run = applied.run or uuid4()
@@ -257,6 +266,19 @@ async def test_a_changed_spec_is_told_once_and_whatever_it_says_holds(cluster: C
     assert found.generation == 3
     assert await tell(4, desiredState="Cancelled") == "Cancelled"
     assert await tell(5, desiredState="Running") == "Cancelled"
+
+
+async def test_a_spec_that_is_told_while_a_status_is_written_is_shown_as_observed(cluster: Cluster) -> None:
+    run = (await cluster.apply("report")).run
+    assert run is not None
+    before = await cluster.resources.due(10, progress_seconds=30, wake_seconds=3)
+    body = {"generation": 2, "desiredState": "Running", "priority": 7}
+    assert (await runs.apply(cluster.store, Control(run, "spec", body))).code == "ok"
+    await cluster.resources.projected(before)
+    [due] = await cluster.resources.due(10, progress_seconds=30, wake_seconds=3)
+    assert due.generation == 2
+    await cluster.resources.projected([due])
+    assert await cluster.resources.due(10, progress_seconds=30, wake_seconds=3) == []
 
 
 async def test_the_lead_has_terms(cluster: Cluster, pg: asyncpg.Connection) -> None:

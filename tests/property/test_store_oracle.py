@@ -357,10 +357,11 @@ class StoreAgainstOracle(RuleBasedStateMachine):
         priority=(0, 0, 3, -2),
         active=(None, None, 60_000),
         deadline=(None, None, 300),
+        retries=(None, None, 0, 5),
     )
-    def spec(self, n: int, state: str, priority: int, active: int | None, deadline: int | None) -> None:
-        body = {"generation": 2, "desiredState": state, "priority": priority, "activeLimitMs": active, "deadlineSeconds": deadline}
-        self.do(Control(self.pick(n).id, "spec", body))
+    def spec(self, n: int, state: str, priority: int, active: int | None, deadline: int | None, retries: int | None) -> None:
+        limits = {"activeLimitMs": active, "deadlineSeconds": deadline, "maxToolRetries": retries}
+        self.do(Control(self.pick(n).id, "spec", {"generation": 2, "desiredState": state, "priority": priority, **limits}))
 
     @options(n=FEW)
     def detach(self, n: int) -> None:

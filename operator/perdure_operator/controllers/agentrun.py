@@ -108,15 +108,19 @@ class AgentRuns:
         admitted = await self._resources.admit(uid, generation, run, bound=_bound(resource["metadata"]))
         self._wrote()
         if admitted.decision == "wait":
-            if admitted.run is not None and admitted.state not in TERMINAL:
-                await self._cancel(admitted.run, "its resource was replaced by another of the same name")
-            return AGAIN_SECONDS
+            if admitted.run is None:
+                return AGAIN_SECONDS
+            await self._cancel(admitted.run, "its resource was replaced by another of the same name")
+            words = f"run {admitted.run}, which had this name or idempotencyKey, is being cancelled; this one begins when it has ended"
+            raise Blocked("PredecessorActive", words, again=AGAIN_SECONDS)
         if admitted.decision == "name-taken":
             words = f"run {admitted.run}, which has no resource, has this name and has not ended; choose another name"
             raise Blocked("NameTaken", words, again=TAKEN_SECONDS)
         if admitted.decision == "key-taken":
             words = f"another AgentRun, of run {admitted.run}, has this idempotencyKey; choose another key"
             raise Blocked("IdempotencyKeyTaken", words, again=TAKEN_SECONDS)
+        if admitted.decision == "adopted" and admitted.run is not None and admitted.state not in TERMINAL:
+            await self._tell_spec(admitted.run, spec, generation)
         if admitted.decision == "created" and admitted.run is not None and spec.desired_state == "Cancelled":
             await self._cancel(admitted.run, "spec.desiredState is Cancelled")
         return None
@@ -129,6 +133,8 @@ class AgentRuns:
             "priority": spec.priority or 0,
             "activeLimitMs": spec.active_deadline_seconds * 1000 if spec.active_deadline_seconds is not None else None,
             "deadlineSeconds": spec.deadline_seconds,
+            # Of the budgets the one that is in force.
+            "maxToolRetries": spec.budgets.max_retries_per_tool_call if spec.budgets else None,
         }
         await self._apply(Control(run, "spec", body))
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from datetime import UTC, datetime
+from time import monotonic
 from typing import Any, NoReturn, Protocol
 from uuid import UUID
 
@@ -19,6 +21,7 @@ from perdure_operator.kube.api.v1alpha1 import MAX_INPUT_BYTES
 from perdure_operator.kube.client import AGENTRUNS, EVENTS, KubeApi, Resource
 from perdure_operator.kube.errors import KubeConflict, KubeForbidden, KubeInvalid, KubeNotFound
 from perdure_operator.kube.names import API_VERSION, CANCEL_FINALIZER, FIELD_MANAGER, RUN_ID_LABEL
+from perdure_operator.services.conditions import rfc3339
 from perdure_operator.services.polling import Poll
 from perdure_operator.services.status import events_of, status_of
 from perdure_operator.store.resources import Due, Resources, Unmade
@@ -30,6 +33,8 @@ Json = dict[str, Any]
 POLL_SECONDS = 0.1
 OUTAGE_SECONDS = 1.0
 PROGRESS_SECONDS = 30.0
+QUOTA_SECONDS = 60.0
+"""Between two tries to make a resource in a namespace whose quota has no room for it."""
 WAKE_SECONDS = 3.0
 """Within this a run that was woken has a pod, even if one must be started."""
 BATCH = 128
@@ -51,18 +56,21 @@ class Projector:
         self.kick = self._poll.kick
         self._slots = asyncio.Semaphore(PARALLEL)
         self._written: OrderedDict[str, Json] = OrderedDict()
+        self._full: dict[str, float] = {}
+        """Namespaces whose quota has no room, and when each is tried again."""
 
     async def run(self) -> NoReturn:
         await self._poll.run(self._look)
 
     async def _look(self) -> bool:
-        for unmade in await self._resources.unmade(BATCH):
-            await self._make(unmade)
+        for unmade in await self._resources.unmade(BATCH, besides=[namespace for namespace in self._full if self._is_full(namespace)]):
+            if not self._is_full(unmade.namespace):
+                await self._make(unmade)
         due = await self._resources.due(BATCH, progress_seconds=PROGRESS_SECONDS, wake_seconds=WAKE_SECONDS)
         done = await asyncio.gather(*(self._project(one) for one in due))
-        written = [(one.uid, one.row["last_seq"]) for one, ok in zip(due, done, strict=True) if ok]
+        written = [one for one, ok in zip(due, done, strict=True) if ok]
         if written:
-            await self._resources.projected(written, due[0].read_at)
+            await self._resources.projected(written)
         return bool(written)
 
     # --------------------------------------------------------------------------------------------------------- statuses
@@ -119,30 +127,26 @@ class Projector:
 
     async def _tell(self, resource: Json, status: Json, old: Json) -> None:
         """An event for a transition, under a name that the transition always gets."""
-        for kind, reason, message in events_of(status, old):
-            await self._create_event(resource, status, kind, reason, message)
-
-    async def _create_event(self, resource: Json, status: Json, kind: str, reason: str, message: str) -> None:
         meta = resource["metadata"]
-        at = status["projectedAt"]
+        about = {"kind": "AgentRun", **{key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion")}}
+        for kind, reason, message in events_of(status, old):
+            await self._create_event(about, str(status["lastSequence"]), kind, reason, message)
+
+    async def _create_event(self, about: Json, mark: str, kind: str, reason: str, message: str) -> None:
+        """``mark``: tells this event from others of the same reason about the same object."""
+        at = rfc3339(datetime.now(UTC))
         event = {
             "apiVersion": "v1", "kind": "Event", "type": kind, "reason": reason, "message": message[:1000], "count": 1,
-            "metadata": {
-                "name": f"{meta['name'][:220]}.{meta['uid'][:8]}.{status['lastSequence']}.{reason.lower()}",
-                "namespace": meta["namespace"],
-            },
-            "involvedObject": {
-                "apiVersion": API_VERSION, "kind": "AgentRun", "namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"],
-                "resourceVersion": meta["resourceVersion"],
-            },
+            "metadata": {"name": f"{about['name'][:180]}.{about['uid'][:8]}.{mark}.{reason.lower()}", "namespace": about["namespace"]},
+            "involvedObject": {"apiVersion": API_VERSION, **about},
             "source": {"component": "perdure"}, "reportingComponent": FIELD_MANAGER, "firstTimestamp": at, "lastTimestamp": at,
         }  # fmt: skip
         try:
-            await self._kube.create(EVENTS, meta["namespace"], event)
+            await self._kube.create(EVENTS, about["namespace"], event)
         except KubeConflict:
             pass  # it was told before a crash
         except PerdureError as error:
-            log.info("an event could not be written", run=status["runID"], error=str(error))
+            log.info("an event could not be written", name=f"{about['namespace']}/{about['name']}", reason=reason, error=str(error))
 
     # -------------------------------------------------------------------------------------------------------- resources
 
@@ -161,10 +165,32 @@ class Projector:
                 return
             made = there
         except (KubeInvalid, KubeNotFound, KubeForbidden) as error:
+            if isinstance(error, KubeForbidden) and error.quota:
+                await self._no_room(run, error)
+                return
             log.error("a run gets no resource", run=str(run.run), error=str(error))
+            await self._tell_owner(run, "NoResource", f"run {run.name} gets no resource: {error}")
             await self._resources.not_made(run.run)
             return
+        self._full.pop(run.namespace, None)
         await self._resources.made(run.run, UUID(made["metadata"]["uid"]))
+
+    def _is_full(self, namespace: str) -> bool:
+        return self._full.get(namespace, 0.0) > monotonic()
+
+    async def _no_room(self, run: Unmade, error: KubeForbidden) -> None:
+        """The run goes on without; its resource is made when there is room. Said once, not at each try."""
+        known = run.namespace in self._full
+        self._full[run.namespace] = monotonic() + QUOTA_SECONDS
+        if not known:
+            log.warning("a quota has no room for the resources of runs", namespace=run.namespace, run=str(run.run), error=str(error))
+            await self._tell_owner(run, "QuotaExceeded", f"run {run.name} gets its resource when there is room for it: {error}")
+
+    async def _tell_owner(self, run: Unmade, reason: str, message: str) -> None:
+        """A person looks at what has begun the run; the run itself has nothing in the cluster that could be looked at."""
+        if run.owner is not None:
+            about = {"kind": run.owner.kind, "namespace": run.namespace, "name": run.owner.name, "uid": str(run.owner.uid)}
+            await self._create_event(about, str(run.run), "Warning", reason, message)
 
 
 def _sequence(resource: Json) -> int:

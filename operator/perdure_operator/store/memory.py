@@ -35,6 +35,7 @@ from perdure_operator.store.operations import Control, Fence, JournalStep, Outco
 
 LAST_WORDS = timedelta(seconds=5)
 STARVING = timedelta(seconds=60)
+LIMITS = {"active_limit_ms": "activeLimitMs", "deadline_seconds": "deadlineSeconds", "max_tool_retries": "maxToolRetries"}
 
 
 class Oracle(LedgerRules):
@@ -459,14 +460,15 @@ class Oracle(LedgerRules):
     _cancel = _pause = _resume = _verb
 
     def _spec(self, run: Run, op: Control) -> Answer:
-        """The resource's spec, as a whole, over whatever it was before."""
+        """The resource's spec, as a whole, over whatever it was before; a limit that it does not name stays."""
         body = op.body
         if run.state.terminal:
             return {"state": run.state}
         run.rank -= (body["priority"] - run.columns.get("priority", 0)) * SECONDS_PER_PRIORITY
-        run.columns |= {"priority": body["priority"], "active_limit_ms": body["activeLimitMs"], "deadline_seconds": body["deadlineSeconds"]}
-        limited = run.started_at is not None and body["deadlineSeconds"] is not None
-        run.deadline_at = run.started_at + timedelta(seconds=body["deadlineSeconds"]) if limited and run.started_at else None
+        run.columns["priority"] = body["priority"]
+        run.columns |= {column: body[name] for column, name in LIMITS.items() if body.get(name) is not None}
+        seconds = run.columns.get("deadline_seconds")
+        run.deadline_at = run.started_at + timedelta(seconds=seconds) if run.started_at and seconds is not None else None
         paused = body["desiredState"] == "Suspended"
         if paused != run.spec_paused:
             run.spec_paused = paused

@@ -60,7 +60,8 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Unmade:
-    """A run whose resource is to be made. ``owner``: the resource of the run that spawned it, if there is one still, or of its trigger."""
+    """A run whose resource is to be made. ``owner``: the resource with which this one is to go, that of the run that spawned it (if there
+    is one still, and the child is not detached) or of its trigger."""
 
     run: UUID
     namespace: str
@@ -160,21 +161,30 @@ class Resources:
             if row["run_id"] in rows
         ]
 
-    async def projected(self, done: Sequence[tuple[UUID, int]], read_at: datetime | None = None) -> None:
-        """The statuses of these resources say what was at these sequences, and was read then."""
+    async def projected(self, done: Sequence[Due]) -> None:
+        """The statuses of these resources, which were due at once, say what was read of them."""
         async with self._store.connection() as connection:
-            await connection.execute("select perdure.projected($1, $2, $3)", [uid for uid, _ in done], [seq for _, seq in done], read_at)
+            await connection.execute(
+                "select perdure.projected($1, $2, $3, $4)",
+                [one.uid for one in done],
+                [one.row["last_seq"] for one in done],
+                done[0].read_at if done else None,
+                [one.generation for one in done],
+            )
 
-    async def unmade(self, limit: int) -> list[Unmade]:
+    async def unmade(self, limit: int, *, besides: Sequence[str] = ()) -> list[Unmade]:
+        """``besides``: namespaces in which none can be made now; they do not use up the limit."""
         async with self._store.connection() as connection:
             rows = await connection.fetch(
                 "select c.run_id, r.namespace, r.name, s.spec, s.labels, s.input, p.uid as parent_uid, p.name as parent_name, "
                 "d.owner_uid as trigger_uid, d.trigger_key, d.decision -> 'annotations' as annotations "
                 "from perdure.resources c join perdure.runs r using (run_id) join perdure.run_specs s using (run_id) "
-                "left join perdure.resources p on p.run_id = r.parent_id and not p.gone "
+                # What has an owner is deleted with it: a child that is to outlive its parent has none.
+                "left join perdure.resources p on p.run_id = r.parent_id and not p.gone and r.parent_policy <> 'detach' "
                 "left join perdure.deliveries d on d.run_id = c.run_id "
-                "where c.uid is null and not c.gone order by c.run_id limit $1",
+                "where c.uid is null and not c.gone and r.namespace <> all ($2) order by c.run_id limit $1",
                 limit,
+                list(besides),
             )
             reader = Reader(connection)
             return [

@@ -35,7 +35,8 @@ begin
   update perdure.runs set
     state = r.state, reason = r.reason, message = r.message, state_since = r.state_since, epoch = r.epoch, holder = r.holder,
     attempt = r.attempt, failures = r.failures, losses = r.losses, last_seq = r.last_seq, worker_seq = r.worker_seq,
-    loss_seq = r.loss_seq, priority = r.priority, deadline_seconds = r.deadline_seconds, active_limit_ms = r.active_limit_ms, rank = r.rank, runnable_at = r.runnable_at, reasons = r.reasons,
+    loss_seq = r.loss_seq, priority = r.priority, deadline_seconds = r.deadline_seconds, active_limit_ms = r.active_limit_ms,
+    max_tool_retries = r.max_tool_retries, rank = r.rank, runnable_at = r.runnable_at, reasons = r.reasons,
     parent_policy = r.parent_policy, cancel_requested = r.cancel_requested, paused = r.paused, spec_paused = r.spec_paused, wake_due = r.wake_due,
     active_ms = r.active_ms, active_since = r.active_since, deadline_at = r.deadline_at, cancel_due_at = r.cancel_due_at,
     expires_at = perdure.expiry(r), error = r.error, result = r.result, started_at = r.started_at, finished_at = r.finished_at

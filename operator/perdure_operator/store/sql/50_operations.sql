@@ -220,8 +220,10 @@ begin
   end if;
   r.rank := r.rank - (v_priority - r.priority) * 60.0;
   r.priority := v_priority;
-  r.active_limit_ms := (p_body ->> 'activeLimitMs')::bigint;
-  r.deadline_seconds := (p_body ->> 'deadlineSeconds')::double precision;
+  -- A limit that the spec does not name is the pool's, or that of a run which was there before its resource.
+  r.active_limit_ms := coalesce((p_body ->> 'activeLimitMs')::bigint, r.active_limit_ms);
+  r.deadline_seconds := coalesce((p_body ->> 'deadlineSeconds')::double precision, r.deadline_seconds);
+  r.max_tool_retries := coalesce((p_body ->> 'maxToolRetries')::int, r.max_tool_retries);
   r.deadline_at := r.started_at + r.deadline_seconds * interval '1 second';
   if v_paused <> r.spec_paused then
     r.spec_paused := v_paused;

@@ -20,8 +20,9 @@ begin
     return;
   end if;
   if p_bound is not null then
-    -- The projector says the same in a transaction of its own: whoever comes second waits for the first here, and agrees.
-    update perdure.resources x set uid = p_uid, generation = p_generation
+    -- The projector says the same in a transaction of its own: whoever comes second waits for the first here, and agrees. What the run
+    -- was told is the spec that the projector made.
+    update perdure.resources x set uid = p_uid, generation = 1
     where x.run_id = p_bound and (x.uid is null or x.uid = p_uid) and exists (
       select 1 from perdure.runs y where y.run_id = p_bound and y.namespace = p_run ->> 'namespace' and y.name = p_run ->> 'name');
     if found then
@@ -38,8 +39,9 @@ begin
     elsif q.cancel_requested and not perdure.terminal(q.state) then
       return query select 'wait', q.run_id, q.state;
     else
+      -- It has not been told this spec yet, and one that has ended never will be.
       insert into perdure.resources (run_id, uid, name, generation, changed_seq, projected_seq)
-      values (q.run_id, p_uid, p_run ->> 'name', p_generation, q.last_seq, 0)
+      values (q.run_id, p_uid, p_run ->> 'name', case when perdure.terminal(q.state) then p_generation else 0 end, q.last_seq, 0)
       on conflict on constraint resources_pkey do update
         set uid = excluded.uid, name = excluded.name, generation = excluded.generation, changed_seq = excluded.changed_seq, projected_seq = 0, gone = false;
       return query select 'adopted', q.run_id, q.state;
@@ -90,10 +92,11 @@ returns table (run_id uuid, uid uuid, name text, generation bigint, read_at time
      where c.projected_at < (p.trouble ->> 'since')::timestamptz and c.uid is not null and not c.gone limit p_limit)) d
 $$;
 
--- `p_at`: when that was read which they say now.
-create or replace function perdure.projected(p_uids uuid[], p_seqs bigint[], p_at timestamptz default null) returns void language sql as $$
+-- `p_at`: when that was read which they say now. One whose run was told another spec since is due still: that may be all that has changed.
+create or replace function perdure.projected(p_uids uuid[], p_seqs bigint[], p_at timestamptz default null, p_generations bigint[] default null)
+returns void language sql as $$
   update perdure.resources c set projected_seq = greatest(c.projected_seq, u.seq), projected_at = coalesce(p_at, perdure.now())
-  from unnest(p_uids, p_seqs) u(uid, seq) where c.uid = u.uid
+  from unnest(p_uids, p_seqs, p_generations) u(uid, seq, generation) where c.uid = u.uid and c.generation = coalesce(u.generation, c.generation)
 $$;
 
 -- Why a pool's pods do not start; null: they do. `since` is that of the reason: who waits for a pod says another one then, not at each try.
