@@ -17,12 +17,13 @@ from tests.harness.fake_watch import FakeWatch
 from tests.harness.postgres import move_clock
 
 from perdure_operator.controllers.operator import Operator, OperatorSettings
+from perdure_operator.controllers.release import end_workers
 from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, EVENTS, PODS, Resource
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound, KubeUnavailable
 from perdure_operator.kube.names import CANCEL_FINALIZER, RUN_ID_LABEL
 from perdure_operator.kube.specs.pod import PodSettings
 from perdure_operator.services.why import trouble_of_pool
-from perdure_operator.store.operations import Fence
+from perdure_operator.store.operations import Control, Fence
 from perdure_operator.store.resources import Resources
 from perdure_operator.store.store import Store
 
@@ -483,6 +484,25 @@ async def test_a_deletion_that_nobody_saw_is_found(site: Site) -> None:
         await site.watch.resume()
         assert await operator._resync.look() == 1
     assert await site.pg.fetchval("select state from perdure.runs") == "Cancelled"
+
+
+async def test_no_worker_outlives_an_uninstall_and_what_was_at_work_goes_on_after_the_next_install(site: Site) -> None:
+    await site.pool()
+    async with site.operating():
+        await site.create("report", retry={"backoffSeconds": 0})
+        [pod] = await site.pods(1)
+        held = await site.lease(pod)
+    others = {"app.kubernetes.io/managed-by": "Helm", "app.kubernetes.io/component": "worker"}
+    await site.kube.create(PODS, NS, {"metadata": {"name": "a-stranger", "labels": others}, "spec": {}})
+    assert await end_workers(site.kube, ["elsewhere"]) == 0
+    assert await end_workers(site.kube, [NS]) == 1
+    assert await end_workers(site.kube, []) == 0
+    await site.pods(0, besides="a-stranger")
+    async with site.operating():
+        await runs.apply(site.store, Control(held.run, "expire", held.lease))
+        heir = await site.lease((await site.pods(1, besides="a-stranger"))[0])
+        assert (heir.run, heir.fence.epoch > held.fence.epoch) == (held.run, True)
+    assert await site.pg.fetchval("select failures from perdure.runs") == 0
 
 
 async def test_a_run_that_lives_is_held_again(site: Site) -> None:
