@@ -454,6 +454,25 @@ async def test_a_pool_whose_image_cannot_be_pulled_backs_off_and_says_so(site: S
         await site.until(over)
 
 
+async def test_an_init_container_that_fails_is_named(site: Site) -> None:
+    await site.pool()
+    async with site.operating() as operator:
+        await site.create("report")
+        [pod] = await site.pods(1)
+        ended: Json = {"phase": "Failed", "initContainerStatuses": [
+            {"name": "perdure-sidecar", "state": {"terminated": {"exitCode": 143}}},
+            {"name": "early", "state": {"terminated": {"exitCode": 0}}},
+            {"name": "fetch", "state": {"terminated": {"exitCode": 3}}},
+        ], "containerStatuses": [{"name": "agent", "state": {"waiting": {"reason": "PodInitializing"}}}]}  # fmt: skip
+        await site.kube.merge_patch(PODS, NS, pod["metadata"]["name"], {"status": ended}, subresource="status")
+
+        async def trouble() -> Any:
+            return operator._fleet.troubles.get(f"{NS}/p")
+
+        found = await site.until(trouble)
+        assert (found.reason, found.message) == ("AgentExited", "the container fetch ended with code 3")
+
+
 async def test_two_operators_make_no_more_pods_than_one(site: Site, pg: asyncpg.Connection) -> None:
     """The old leader goes on for a moment after another has its term: what it writes to the store is refused."""
     await site.pool()

@@ -15,7 +15,7 @@ from uuid import UUID
 import structlog
 
 from perdure_operator.kube.client import PODS, KubeApi
-from perdure_operator.kube.names import AGENT_CONTAINER, POD_ID_LABEL, POOL_ANNOTATION
+from perdure_operator.kube.names import AGENT_CONTAINER, POD_ID_LABEL, POOL_ANNOTATION, SIDECAR_CONTAINER
 from perdure_operator.observability import metrics
 from perdure_operator.services.fleet import SLOW_START_SECONDS, Fleet
 from perdure_operator.services.projector import Cache
@@ -122,7 +122,7 @@ def ending_of(pod: Json) -> Ending | None:
     agent: Json = next((c for c in containers if c["name"] == AGENT_CONTAINER), {})
     terminated = (agent.get("state") or {}).get("terminated") or {}
     code = terminated.get("exitCode")
-    message = terminated.get("message") or status.get("message") or f"the agent's container ended with code {code}"
+    message = terminated.get("message") or status.get("message") or _broken(containers, code)
     if disrupted or status.get("reason") in ("Evicted", "NodeShutdown", "Preempting"):
         return Ending("Evicted", status.get("message") or "the pod was evicted", proven, clean=True)
     if terminated.get("reason") == "OOMKilled":
@@ -130,6 +130,18 @@ def ending_of(pod: Json) -> Ending | None:
     if code == 0 or pod["metadata"].get("deletionTimestamp"):
         return Ending("PodDeleted" if code != 0 else "PodEnded", message, proven, clean=True)
     return Ending("AgentKilled" if (code or 0) > 128 else "AgentExited", message, proven, clean=False)
+
+
+def _broken(containers: list[Json], code: int | None) -> str:
+    """``code``: the agent's, which has none when a container before it has failed."""
+    if code is None:
+        for container in containers:
+            ended = (container.get("state") or {}).get("terminated") or {}
+            # The sidecar is made to end where another fails.
+            if ended.get("exitCode") and container["name"] != SIDECAR_CONTAINER:
+                said = f": {ended['message'].strip()}" if ended.get("message") else ""
+                return f"the container {container['name']} ended with code {ended['exitCode']}{said}"
+    return f"the agent's container ended with code {code}"
 
 
 def trouble_of(pod: Json) -> tuple[str, str] | None:
