@@ -27,7 +27,7 @@ roles:
   operator         follows the resources of the cluster (PERDURE_DSN, PERDURE_SIDECAR_IMAGE, PERDURE_GATEWAY_URL, PERDURE_GATEWAY_CA_FILE,
                    PERDURE_WATCH_NAMESPACES, PERDURE_INLINE_TEMPLATES, PERDURE_METRICS_LISTEN, PERDURE_RESYNC_SECONDS)
   release-finalizers
-                   lets go of all AgentRuns, when the operator is gone for good (PERDURE_WATCH_NAMESPACES)
+                   lets go of all AgentRuns and ends worker pods, when the operator is gone for good (PERDURE_WATCH_NAMESPACES)
   migrate          brings the database to this version, as soon as it answers (PERDURE_DSN)
   wait-for-schema  ends when the database is at this version (PERDURE_DSN)
 """

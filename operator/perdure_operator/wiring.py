@@ -15,7 +15,7 @@ from aiohttp import web
 from perdure_operator.config import Address, ConfigError, GatewayConfig, OperatorConfig, TlsFiles
 from perdure_operator.controllers.operator import Operator, OperatorSettings
 from perdure_operator.controllers.probes import probes
-from perdure_operator.controllers.release import release_finalizers
+from perdure_operator.controllers.release import end_workers, release_finalizers
 from perdure_operator.gateway.app import Gateway
 from perdure_operator.gateway.auth import Authenticator, LocalTokens, load_secret
 from perdure_operator.gateway.kubernetes_auth import KubernetesAuthenticator
@@ -84,6 +84,7 @@ async def run_operator(config: OperatorConfig) -> None:
 async def run_release(namespaces: Sequence[str]) -> None:
     async with await KubeClient.connect() as kube:
         await release_finalizers(kube, namespaces)
+        await end_workers(kube, namespaces)
 
 
 def _stop_signals() -> asyncio.Event:

@@ -54,6 +54,8 @@ async def test_a_deadline_passes_while_a_worker_is_at_it(cluster: Cluster, body:
     await pod.next(wire.LeaseLost)
     view = await api.until(run)
     assert (view.state, view.reason, view.steps) == ("Failed", "DeadlineExceeded", 0)
+    assert view.error is not None
+    assert view.error["message"] == "activeDeadlineSeconds (100) are used up"
 
 
 async def test_waiting_does_not_use_up_the_active_deadline(cluster: Cluster) -> None:

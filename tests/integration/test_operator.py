@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -14,125 +11,20 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 from tests.harness import runs
-from tests.harness.fake_kube import FakeKube
-from tests.harness.fake_watch import FakeWatch
 from tests.harness.postgres import move_clock
+from tests.harness.site import NS, POOL, SETTINGS, Json, Site
 
 from perdure_operator.controllers.agentrun import AGAIN_SECONDS
-from perdure_operator.controllers.operator import Operator, OperatorSettings
+from perdure_operator.controllers.release import end_workers
 from perdure_operator.kube.api.podtemplate import PodTemplate
 from perdure_operator.kube.api.v1alpha1 import implicit_pool
-from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, EVENTS, PODS, Resource
-from perdure_operator.kube.errors import KubeConflict, KubeForbidden, KubeNotFound, KubeUnavailable
+from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, EVENTS, PODS
+from perdure_operator.kube.errors import KubeConflict, KubeForbidden, KubeUnavailable
 from perdure_operator.kube.names import CANCEL_FINALIZER, RUN_ID_LABEL
-from perdure_operator.kube.specs.pod import PodSettings
 from perdure_operator.services import projector
 from perdure_operator.services.why import trouble_of_pool
-from perdure_operator.store.operations import Fence
-from perdure_operator.store.resources import Resources
+from perdure_operator.store.operations import Control
 from perdure_operator.store.store import Store
-
-Json = dict[str, Any]
-
-NS = "default"
-PATIENCE = 10.0
-POOL = {"template": {"spec": {"containers": [{"name": "agent", "image": "agent"}]}}, "capacity": {"minIdle": 0, "maxIdle": 0, "maxPods": 9}}
-SETTINGS = OperatorSettings(PodSettings(sidecar_image="sidecar", gateway_urls=("https://gateway",)), resync_seconds=3600)
-GATEWAY = "g"
-
-
-class Site:
-    """A cluster, a store, and an operator that may come and go."""
-
-    def __init__(self, store: Store, pg: asyncpg.Connection) -> None:
-        self.store, self.pg = store, pg
-        self.kube = FakeKube()
-        self.resources = Resources(store)
-        self.watch: FakeWatch | None = None
-        self.operator: Operator | None = None
-        self.kube.subscribe(self._kubelet)
-        self._endings: set[asyncio.Task[None]] = set()
-
-    def _kubelet(self, what: str, resource: Resource, pod: Json) -> None:
-        """Ends the containers of a pod that is being deleted, says so, and lets it go."""
-        if resource == PODS and what == "MODIFIED" and pod["metadata"].get("deletionTimestamp") and "phase" not in pod.get("status", {}):
-            self._endings.add(asyncio.create_task(self._end_pod(pod["metadata"]["name"])))
-
-    async def _end_pod(self, name: str) -> None:
-        status = {"phase": "Succeeded", "containerStatuses": [{"name": "agent", "state": {"terminated": {"exitCode": 0}}}]}
-        with contextlib.suppress(KubeNotFound, KeyError):
-            await self.kube.merge_patch(PODS, NS, name, {"status": status}, subresource="status")
-            self.kube.remove_pod(NS, name)
-
-    @asynccontextmanager
-    async def operating(self, settings: OperatorSettings = SETTINGS) -> AsyncIterator[Operator]:
-        term = await self.resources.lead("operator", "test", 3600)
-        assert term is not None
-
-        def watch(resources: Any, namespaces: Any, on_change: Any) -> FakeWatch:
-            self.watch = FakeWatch(self.kube, resources, on_change)
-            return self.watch
-
-        self.operator = Operator(self.store, self.kube, settings, watch)
-        task = asyncio.create_task(self.operator.lead(term))
-        try:
-            yield self.operator
-        finally:
-            task.cancel()
-            done = await asyncio.gather(task, return_exceptions=True)
-            assert isinstance(done[0], asyncio.CancelledError), done
-
-    async def pool(self, name: str = "p", spec: Json = POOL) -> None:
-        await self.kube.create(AGENTPOOLS, NS, {"metadata": {"name": name}, "spec": spec})
-
-    async def create(self, name: str, *, labels: Json | None = None, **spec: Any) -> Json:
-        body = {"metadata": {"name": name, "labels": labels or {}}, "spec": {"agent": {"poolRef": {"name": "p"}}, **spec}}
-        return await self.kube.create(AGENTRUNS, NS, body)
-
-    async def get(self, name: str) -> Json:
-        found = await self.kube.get(AGENTRUNS, NS, name)
-        assert found is not None, f"there is no AgentRun {name}"
-        return found
-
-    async def until(self, look: Callable[[], Awaitable[Any]]) -> Any:
-        async with asyncio.timeout(PATIENCE):
-            while not (found := await look()):  # noqa: ASYNC110  # the operator's doing: there is no event to wait for
-                await asyncio.sleep(0.01)
-            return found
-
-    async def phase(self, name: str, phase: str) -> Json:
-        async def look() -> Json | None:
-            found = await self.kube.get(AGENTRUNS, NS, name)
-            return found if found is not None and (found.get("status") or {}).get("phase") == phase else None
-
-        found: Json = await self.until(look)
-        return found
-
-    async def gone(self, name: str) -> None:
-        async def look() -> bool:
-            return await self.kube.get(AGENTRUNS, NS, name) is None
-
-        await self.until(look)
-
-    async def pods(self, count: int, *, besides: str = "") -> list[Json]:
-        async def look() -> tuple[list[Json]] | None:
-            found = [pod for pod in (await self.kube.list(PODS, NS))[0] if pod["metadata"]["name"] != besides]
-            return (found,) if len(found) == count else None
-
-        found: tuple[list[Json]] = await self.until(look)
-        return found[0]
-
-    async def lease(self, pod: Json) -> runs.Held:
-        """The pod comes up and gets the run that it was made for."""
-        known = await self.until(lambda: self.store.worker_pod(pod["metadata"]["uid"]))
-        await self.store.pod_hello(known[0], known[1], GATEWAY, reuse=False)
-        [grant] = await self.store.dispatch(GATEWAY, [known[0]])
-        return runs.Held(grant.run, Fence(grant.epoch, known[0]))
-
-    async def come_up(self) -> None:
-        for pod in (await self.kube.list(PODS, NS))[0]:
-            if known := await self.store.worker_pod(pod["metadata"]["uid"]):
-                await self.store.pod_hello(known[0], known[1], GATEWAY, reuse=False)
 
 
 @pytest.fixture
@@ -556,6 +448,25 @@ async def test_a_pool_whose_image_cannot_be_pulled_backs_off_and_says_so(site: S
         await site.until(over)
 
 
+async def test_an_init_container_that_fails_is_named(site: Site) -> None:
+    await site.pool()
+    async with site.operating() as operator:
+        await site.create("report")
+        [pod] = await site.pods(1)
+        ended: Json = {"phase": "Failed", "initContainerStatuses": [
+            {"name": "perdure-sidecar", "state": {"terminated": {"exitCode": 143}}},
+            {"name": "early", "state": {"terminated": {"exitCode": 0}}},
+            {"name": "fetch", "state": {"terminated": {"exitCode": 3}}},
+        ], "containerStatuses": [{"name": "agent", "state": {"waiting": {"reason": "PodInitializing"}}}]}  # fmt: skip
+        await site.kube.merge_patch(PODS, NS, pod["metadata"]["name"], {"status": ended}, subresource="status")
+
+        async def trouble() -> Any:
+            return operator._fleet.troubles.get(f"{NS}/p")
+
+        found = await site.until(trouble)
+        assert (found.reason, found.message) == ("AgentExited", "the container fetch ended with code 3")
+
+
 async def test_two_operators_make_no_more_pods_than_one(site: Site, pg: asyncpg.Connection) -> None:
     """The old leader goes on for a moment after another has its term: what it writes to the store is refused."""
     await site.pool()
@@ -586,6 +497,25 @@ async def test_a_deletion_that_nobody_saw_is_found(site: Site) -> None:
         await site.watch.resume()
         assert await operator._resync.look() == 1
     assert await site.pg.fetchval("select state from perdure.runs") == "Cancelled"
+
+
+async def test_no_worker_outlives_an_uninstall_and_what_was_at_work_goes_on_after_the_next_install(site: Site) -> None:
+    await site.pool()
+    async with site.operating():
+        await site.create("report", retry={"backoffSeconds": 0})
+        [pod] = await site.pods(1)
+        held = await site.lease(pod)
+    others = {"app.kubernetes.io/managed-by": "Helm", "app.kubernetes.io/component": "worker"}
+    await site.kube.create(PODS, NS, {"metadata": {"name": "a-stranger", "labels": others}, "spec": {}})
+    assert await end_workers(site.kube, ["elsewhere"]) == 0
+    assert await end_workers(site.kube, [NS]) == 1
+    assert await end_workers(site.kube, []) == 0
+    await site.pods(0, besides="a-stranger")
+    async with site.operating():
+        await runs.apply(site.store, Control(held.run, "expire", held.lease))
+        heir = await site.lease((await site.pods(1, besides="a-stranger"))[0])
+        assert (heir.run, heir.fence.epoch > held.fence.epoch) == (held.run, True)
+    assert await site.pg.fetchval("select failures from perdure.runs") == 0
 
 
 async def test_a_run_that_lives_is_held_again(site: Site) -> None:

@@ -115,6 +115,7 @@ async def test_a_wrong_signature_stores_nothing(door: Door) -> None:
     ):
         status, problem = await door.post("/v1/hooks/default/orders", body, **headers)
         assert (status, problem["type"]) == (401, "urn:perdure:unauthenticated"), headers
+        assert problem["title"] == "The request does not prove that its sender knows the webhook's secret.", headers
     assert await contents(door.pg) == before
     assert (await door.post("/v1/hooks/default/orders", body, X_Hub_Signature_256=signature(body)))[0] == 202
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 import msgspec
 
@@ -63,13 +64,19 @@ class Unavailable(ApiError):
     exit_code = 5
 
 
+Elsewhere = Callable[[str, str], NotFound | None]
+"""What else is known of a run (namespace, name) that the gateway does not know."""
+
+
 class Client:
     """``routes``: ways to the gateways, or their addresses. Raises :class:`ApiError` subclasses. May be used by several threads."""
 
-    def __init__(self, routes: Sequence[Route | str], token: str | Credential, *, hint: str = "") -> None:
+    def __init__(
+        self, routes: Sequence[Route | str], token: str | Credential, *, hint: str = "", elsewhere: Elsewhere = lambda *_: None
+    ) -> None:
         self._routes = [Route(route) if isinstance(route, str) else route for route in routes]
         self._credential: Credential = token if callable(token) else lambda _: token
-        self._hint = hint
+        self._hint, self._elsewhere = hint, elsewhere
 
     # ------------------------------------------------------------------------------------------------ what one asks for
 
@@ -162,7 +169,7 @@ class Client:
                 failure = _problem(status, raw)
                 continue
             if status >= 400:
-                raise _problem(status, raw)
+                raise self._refused(path, status, raw)
             return json.loads(raw) if raw else None
         raise self._unreachable(failure)
 
@@ -186,7 +193,7 @@ class Client:
                 connection.request("GET", f"{path}?{urlencode(query)}", headers=headers)
                 response = connection.getresponse()
                 if response.status >= 400:
-                    raise _problem(response.status, response.read())
+                    raise self._refused(path, response.status, response.read())
                 yield from _server_sent(response)
                 raise ConnectionResetError("the stream ended")
             finally:
@@ -199,6 +206,12 @@ class Client:
         """The way that failed is tried last from now on."""
         if self._routes[0] is route:
             self._routes = [*self._routes[1:], route]
+
+    def _refused(self, path: str, status: int, raw: bytes) -> ApiError:
+        error = _problem(status, raw)
+        if error.code == "run-not-found" and (run := _RUN_PATH.match(path)):
+            return self._elsewhere(unquote(run["namespace"]), unquote(run["run"])) or error
+        return error
 
     def _unreachable(self, failure: Exception | None) -> ApiError:
         if isinstance(failure, ApiError):
@@ -268,3 +281,6 @@ def _q(part: str) -> str:
 
 def run_path(namespace: str, run: str, rest: str = "") -> str:
     return f"/v1/namespaces/{_q(namespace)}/runs/{_q(run)}" + (f"/{rest}" if rest else "")
+
+
+_RUN_PATH = re.compile("/v1/namespaces/(?P<namespace>[^/]+)/runs/(?P<run>[^/]+)")

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from perdure_operator.cli.background import Background
-from perdure_operator.cli.client import Client, Forbidden
+from perdure_operator.cli.client import Client, Forbidden, NotFound
 from perdure_operator.cli.connection import Applied, Connection, Lease, LogGone
 from perdure_operator.cli.discovery import Published, find_gateway
 from perdure_operator.cli.routes import Route
 from perdure_operator.cli.story import PodName
 from perdure_operator.cli.target import Choice
 from perdure_operator.cli.views import RunView
-from perdure_operator.domain.errors import InvalidInput
+from perdure_operator.domain.errors import InvalidInput, PerdureError
 from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, PODS, TRIGGERS, KubeClient, KubeSettings, Object
 from perdure_operator.kube.errors import KubeConflict, KubeInvalid, KubeNotFound, KubeUnavailable
 from perdure_operator.kube.kubeconfig import Kubeconfig
@@ -89,7 +89,8 @@ class ClusterConnection(Connection):
         found = self._background.run(find_gateway(self._kube, self._choice.system_namespace, self.default_namespace))
         self._forward = PortForward(self._kube, self._streams, found.namespace, found.service, found.port)
         direct = [Route(found.url, ca=found.ca, connect_seconds=DIRECT_SECONDS)] if found.url else []
-        return Client([*direct, self._forwarded(found, self._forward)], lambda fresh: self._credential(fresh=fresh), hint=_HINT)
+        routes = [*direct, self._forwarded(found, self._forward)]
+        return Client(routes, lambda fresh: self._credential(fresh=fresh), hint=_HINT, elsewhere=self._unrecorded)
 
     def _forwarded(self, found: Published, forward: PortForward) -> Route:
         def dial() -> socket.socket:
@@ -184,6 +185,24 @@ class ClusterConnection(Connection):
                 raise KubeNotFound(f"the AgentRun {run.full_name} was deleted before it became a run")
             run = _view(found)
         return self.client.run(run.namespace, run.run_id) if run.run_id else run
+
+    def _unrecorded(self, namespace: str, name: str) -> NotFound | None:
+        """What the resource says that has become no run, or whose run the database has lost."""
+        try:
+            resource = self._background.run(self._kube.get(AGENTRUNS, namespace, name))
+        except PerdureError:
+            return None  # who may not look at it is told what the gateway says
+        if resource is None:
+            return None
+        status, view = resource.get("status") or {}, _view(resource)
+        where = ", ".join(part for part in (view.state, status.get("waitReason")) if part)
+        said = ": ".join(part for part in (where, view.message) if part) if status else "no operator has looked at it yet"
+        return NotFound(
+            f"there is no record of a run {name} in namespace {namespace}, but the AgentRun is there: {said}",
+            code="no-record",
+            action=f"`kubectl describe agentrun {name} -n {namespace}` shows all of it; "
+            f"`{self._choice.program} get` lists the runs that there are.",
+        )
 
     # ------------------------------------------------------------------------------------------------------------ pods
 

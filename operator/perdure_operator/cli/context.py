@@ -89,8 +89,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except ApiError as error:
-            action = error.action if error.code != "run-finished" else f"{NEW_RUN}{new_run('FILE')}."
-            fail(str(error), action, error.exit_code)
+            fail(str(error), _action(error), error.exit_code)
         except PerdureError as error:
             fail(str(error), error.advice, BY_CODE.get(error.code) or BY_STATUS.get(error.status, FAILED))
         except BrokenPipeError:
@@ -117,6 +116,16 @@ def fail(message: str, action: str = "", code: int = FAILED) -> NoReturn:
     if code in (NOT_FOUND, FORBIDDEN, UNREACHABLE) and (meant := choice().meant):
         errors.print(meant, style="dim", markup=False)
     raise typer.Exit(code)
+
+
+def _action(error: ApiError) -> str:
+    """What to do, in words of the program that was called: the gateway does not know which that is."""
+    match error.code:
+        case "run-finished":
+            return f"{NEW_RUN}{new_run('FILE')}."
+        case "run-not-found":
+            return f"Check namespace and name; `{choice().program} get` lists the runs."
+    return error.action
 
 
 def new_run(file: str) -> str:

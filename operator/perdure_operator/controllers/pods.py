@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import structlog
 
 from perdure_operator.kube.client import PODS, KubeApi
-from perdure_operator.kube.names import AGENT_CONTAINER, POD_ID_LABEL, POOL_ANNOTATION
+from perdure_operator.kube.names import AGENT_CONTAINER, POD_ID_LABEL, POOL_ANNOTATION, SIDECAR_CONTAINER
 from perdure_operator.observability import metrics
-from perdure_operator.services.fleet import Fleet
+from perdure_operator.services.fleet import SLOW_START_SECONDS, Fleet
 from perdure_operator.services.projector import Cache
+from perdure_operator.services.trouble import without_node
 from perdure_operator.store.resources import Resources
 from perdure_operator.store.store import Store
 
@@ -48,7 +50,7 @@ class WorkerPods:
         self._wrote = wrote
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
-        """Raises PerdureError: try again."""
+        """Gives the seconds after which a pod that has no node yet is looked at again. Raises PerdureError: try again."""
         pod = self._cache.get(PODS, namespace, name)
         pod_id = _pod_id(pod)
         if pod is None or pod_id is None:
@@ -70,6 +72,18 @@ class WorkerPods:
             self._fleet.failed(meta["annotations"][POOL_ANNOTATION], *trouble)
             await self._resources.retire([pod_id])
             self._wrote()
+        else:
+            return self._placement(pod, pod_id)
+        return None
+
+    def _placement(self, pod: Json, pod_id: UUID) -> float | None:
+        if (waits := without_node(pod)) is None:
+            self._fleet.placed(pod_id)
+            return None
+        since, message = waits
+        if (left := SLOW_START_SECONDS - (datetime.now(UTC) - since).total_seconds()) > 0:
+            return left
+        self._fleet.unplaced(pod_id, pod["metadata"]["annotations"][POOL_ANNOTATION], message)
         return None
 
     async def deleted(self, last: Json) -> None:
@@ -108,7 +122,7 @@ def ending_of(pod: Json) -> Ending | None:
     agent: Json = next((c for c in containers if c["name"] == AGENT_CONTAINER), {})
     terminated = (agent.get("state") or {}).get("terminated") or {}
     code = terminated.get("exitCode")
-    message = terminated.get("message") or status.get("message") or f"the agent's container ended with code {code}"
+    message = terminated.get("message") or status.get("message") or _broken(containers, code)
     if disrupted or status.get("reason") in ("Evicted", "NodeShutdown", "Preempting"):
         return Ending("Evicted", status.get("message") or "the pod was evicted", proven, clean=True)
     if terminated.get("reason") == "OOMKilled":
@@ -118,8 +132,20 @@ def ending_of(pod: Json) -> Ending | None:
     return Ending("AgentKilled" if (code or 0) > 128 else "AgentExited", message, proven, clean=False)
 
 
+def _broken(containers: list[Json], code: int | None) -> str:
+    """``code``: the agent's, which has none when a container before it has failed."""
+    if code is None:
+        for container in containers:
+            ended = (container.get("state") or {}).get("terminated") or {}
+            # The sidecar is made to end where another fails.
+            if ended.get("exitCode") and container["name"] != SIDECAR_CONTAINER:
+                said = f": {ended['message'].strip()}" if ended.get("message") else ""
+                return f"the container {container['name']} ended with code {ended['exitCode']}{said}"
+    return f"the agent's container ended with code {code}"
+
+
 def trouble_of(pod: Json) -> tuple[str, str] | None:
-    """Reason and message when a container cannot start; the scheduler's own waiting is no trouble, it ends by itself."""
+    """Reason and message when a container cannot start; waiting for a node is none, that ends by itself."""
     status = pod.get("status") or {}
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         waiting = (container.get("state") or {}).get("waiting") or {}

@@ -1,7 +1,7 @@
-"""``perdure-operator release-finalizers``: lets go of resources that nobody would end any more, before the operator is taken away.
+"""``perdure-operator release-finalizers``: lets go of resources and ends worker pods that nobody would end any more.
 
-Their runs stay as they are in the store: an installation that comes back goes on with them. Safe to repeat; the chart runs it before an
-uninstall, and a person may when the operator is gone for good.
+Their runs stay as they are in the store: an installation that comes back goes on with them. Safe to repeat; the chart runs it after an
+uninstall, when no operator can make a pod or set a finalizer any more (docs/adr/0007), and a person may when the operator is gone for good.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 import structlog
 
-from perdure_operator.kube.client import AGENTRUNS, KubeApi
+from perdure_operator.kube.client import AGENTRUNS, PODS, KubeApi
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound
-from perdure_operator.kube.names import CANCEL_FINALIZER
+from perdure_operator.kube.names import CANCEL_FINALIZER, COMPONENT, COMPONENT_LABEL, MANAGED_BY, MANAGED_BY_LABEL
 
 log = structlog.get_logger(__name__)
 
 TRIES = 5
+WORKERS = f"{MANAGED_BY_LABEL}={MANAGED_BY},{COMPONENT_LABEL}={COMPONENT}"
 
 
 async def release_finalizers(kube: KubeApi, namespaces: Sequence[str]) -> int:
@@ -27,6 +28,17 @@ async def release_finalizers(kube: KubeApi, namespaces: Sequence[str]) -> int:
             released += await _release(kube, resource["metadata"]["namespace"], resource["metadata"]["name"])
     log.info("finalizers released", resources=released)
     return released
+
+
+async def end_workers(kube: KubeApi, namespaces: Sequence[str]) -> int:
+    """Gives the number of pods that were told to end. Raises PerdureError."""
+    ended = 0
+    for namespace in namespaces or (None,):
+        for pod in (await kube.list(PODS, namespace, labels=WORKERS))[0]:
+            meta = pod["metadata"]
+            ended += await kube.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"])
+    log.info("worker pods ended", pods=ended)
+    return ended
 
 
 async def _release(kube: KubeApi, namespace: str, name: str) -> bool:

@@ -26,7 +26,7 @@ from perdure_operator.kube.specs.pod import PodSettings, ReservedName, worker_po
 from perdure_operator.observability import metrics
 from perdure_operator.services.capacity import decide
 from perdure_operator.services.polling import Poll
-from perdure_operator.services.trouble import Trouble, tell
+from perdure_operator.services.trouble import UNSCHEDULABLE, Trouble, tell, without_node
 from perdure_operator.store.resources import PodRow, Resources
 from perdure_operator.store.store import PoolDemand, Store
 
@@ -45,7 +45,7 @@ DELETE_AGAIN_SECONDS = 30.0
 
 
 class Fleet:
-    """``troubles``: pools that cannot start pods, by ``namespace/name``."""
+    """``failed``, ``unplaced`` and ``placed`` are told by the watch."""
 
     def __init__(
         self, store: Store, resources: Resources, kube: KubeApi, settings: PodSettings, *, limit: int = 10_000,
@@ -59,7 +59,16 @@ class Fleet:
         self._starting: set[UUID] = set()
         self._unproven: set[UUID] = set()
         self._revisions: dict[str, str] = {}
-        self.troubles: dict[str, Trouble] = {}
+        self._failing: dict[str, Trouble] = {}
+        self._unplaced: dict[UUID, tuple[str, str]] = {}
+        self._placed: dict[UUID, float] = {}
+
+    @property
+    def troubles(self) -> dict[str, Trouble]:
+        """Pools that cannot start pods, by ``namespace/name``. That there is no node now comes before what an earlier pod failed of."""
+        # The pod that has waited longest speaks for its pool: not another one at each look.
+        waiting = {pool: Trouble(reason=UNSCHEDULABLE, message=message) for pool, message in reversed(self._unplaced.values())}
+        return self._failing | waiting
 
     async def run(self, term: int) -> NoReturn:
         await self._poll.run(lambda: self.tick(term))
@@ -70,13 +79,14 @@ class Fleet:
         revisions = {pool.pool: revision_of(pool.spec) for pool in demand}
         self._prove(rows)
         self._forgive(revisions)
+        self._forget(rows)
         await tell(self._store, demand, self.troubles)
         await self._retire_outdated(revisions, rows)
         await self._give_up(rows)
         await self._delete([row for row in rows if row.state == "retiring"])
         # Pods that cannot start must not keep those of others from it.
         stuck = [row for row in rows if row.state == "starting" and row.age_seconds > SLOW_START_SECONDS]
-        await self._give_up_on_starts(stuck)
+        await self._give_up_on_starts(stuck, demand)
         live, parallel = Counter(row.pool for row in rows), PARALLEL_STARTS + len(stuck)
         needs = decide(demand, live, self._caps(demand), limit=self._limit, parallel=parallel)
         by_name = {pool.pool: pool for pool in demand}
@@ -93,7 +103,7 @@ class Fleet:
         """A pool in trouble gets one pod at a time, and none until its pause is over."""
         starting = {pool.pool: pool.starting for pool in demand}
         now = self._now()
-        return {name: 0 if now < trouble.until or starting.get(name) else 1 for name, trouble in self.troubles.items()}
+        return {name: 0 if now < trouble.until or starting.get(name) else 1 for name, trouble in self._failing.items()}
 
     async def _start(self, pool: PoolDemand, term: int) -> None:
         namespace, name = pool.pool.split("/", 1)
@@ -134,9 +144,20 @@ class Fleet:
 
     def failed(self, pool: str, reason: str, message: str) -> None:
         """A pod of this pool could not be started, or broke before it did anything: the next try comes later each time."""
-        trouble = self.troubles.setdefault(pool, Trouble())
+        trouble = self._failing.setdefault(pool, Trouble())
         trouble.failed(reason, message, now=self._now())
         log.warning("a pool cannot start pods", pool=pool, reason=reason, detail=message, failures=trouble.failures)
+
+    def unplaced(self, pod_id: UUID, pool: str, message: str) -> None:
+        """The scheduler finds no node for this pod. That is no failure, since one may come: the pod stays, and others are started."""
+        if pod_id not in self._unplaced:
+            log.warning("a pod has no node", pool=pool, pod=str(pod_id), detail=message)
+        self._unplaced[pod_id] = (pool, message)
+
+    def placed(self, pod_id: UUID) -> None:
+        """Its time to start begins now, if it had to wait for a node."""
+        if self._unplaced.pop(pod_id, None) is not None:
+            self._placed[pod_id] = self._now()
 
     def _prove(self, rows: list[PodRow]) -> None:
         """A pool works again when a pod of its has asked for a run. A container that was seen running may crash a moment later."""
@@ -144,7 +165,7 @@ class Fleet:
         for pod_id in list(self._unproven):
             row = known.get(pod_id)
             if row is not None and row.state in ("idle", "leased"):
-                self.troubles.pop(row.pool, None)
+                self._failing.pop(row.pool, None)
             if row is None or row.state != "starting":
                 self._unproven.discard(pod_id)
 
@@ -152,8 +173,15 @@ class Fleet:
         """What was wrong with a template says nothing of the one that somebody has put in its place."""
         for pool, revision in revisions.items():
             if self._revisions.get(pool) != revision:
-                self.troubles.pop(pool, None)
+                self._failing.pop(pool, None)
         self._revisions = revisions
+
+    def _forget(self, rows: list[PodRow]) -> None:
+        """What has come up, or is on its way out, waits for no node."""
+        starting = {row.pod_id for row in rows if row.state == "starting"}
+        for pod_id in (self._unplaced.keys() | self._placed.keys()) - starting:
+            self._unplaced.pop(pod_id, None)
+            self._placed.pop(pod_id, None)
 
     # ------------------------------------------------------------------------------------------------------------- ending
 
@@ -174,13 +202,29 @@ class Fleet:
                 else:
                     await self._resources.bind_pod(row.pod_id, UUID(pod["metadata"]["uid"]))
 
-    async def _give_up_on_starts(self, stuck: list[PodRow]) -> None:
-        late = [row for row in stuck if row.age_seconds > START_SECONDS]
-        for row in late:
+    async def _give_up_on_starts(self, stuck: list[PodRow], demand: list[PoolDemand]) -> None:
+        since = self._now() - START_SECONDS
+        late = [row for row in stuck if row.age_seconds > START_SECONDS and self._placed.get(row.pod_id, since) <= since]
+        # As known now: a pod that gets its node during what follows has its time to start yet.
+        waiting = set(self._unplaced)
+        silent = [row for row in late if row.pod_id not in waiting and not await self._has_no_node(row)]
+        for row in silent:
             self.failed(row.pool, "AgentNotReady", f"its agent has not asked for a run within {START_SECONDS:.0f} s")
-        if late:
-            await self._resources.retire([row.pod_id for row in late])
+        # One without a node stays as long as somebody wants it: an autoscaler may be at it.
+        wanted = {pool.pool for pool in demand if pool.runnable or (pool.spec.get("capacity") or {}).get("minIdle")}
+        retired = silent + [row for row in late if row.pod_id in self._unplaced and row.pool not in wanted]
+        if retired:
+            await self._resources.retire([row.pod_id for row in retired])
             self.kick()
+
+    async def _has_no_node(self, row: PodRow) -> bool:
+        """Asked of the cluster: the watch of one that leads since a moment may not have told yet."""
+        namespace, name = row.pool.split("/", 1)
+        pod = await self._kube.get(PODS, namespace, pod_name(name, row.pod_id))
+        if pod is None or (waits := without_node(pod)) is None:
+            return False
+        self.unplaced(row.pod_id, row.pool, waits[1])
+        return True
 
     async def _delete(self, rows: list[PodRow]) -> None:
         """The row goes when the pod was seen gone; until then the deletion is asked for again, now and then."""

@@ -14,6 +14,8 @@ from perdure_operator.store.store import PoolDemand
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 MAX_MESSAGE = 1000
+UNSCHEDULABLE = "Unschedulable"
+"""The reason of a trouble that is no failure: pods wait for a node. Nothing is tried again, so there is no next try."""
 
 
 class Told(Protocol):
@@ -50,14 +52,23 @@ class Trouble:
         message = f"{self.message}: {last}" if last else self.message
         return {
             "reason": self.reason, "message": message[:MAX_MESSAGE], "lastWords": list(self.last_words), "failures": self.failures,
-            "nextTry": self._next_try,
+            "nextTry": self._next_try or None,
         }  # fmt: skip
+
+
+def without_node(pod: dict[str, Any]) -> tuple[datetime, str] | None:
+    """Since when the scheduler finds no node for the pod, and what it says."""
+    for said in (pod.get("status") or {}).get("conditions") or []:
+        if (said["type"], said["status"], said.get("reason")) == ("PodScheduled", "False", UNSCHEDULABLE):
+            since = said.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"]
+            return datetime.fromisoformat(since), said.get("message") or "no node has room for it"
+    return None
 
 
 async def tell(store: Told, demand: Iterable[PoolDemand], troubles: dict[str, Trouble]) -> None:
     """Writes what is not there yet. What an earlier fleet has left there goes: nobody knows any more whether it is so."""
     for pool in demand:
         trouble = troubles.get(pool.pool)
-        now = None if trouble is None or trouble.over or not trouble.failures else trouble.in_words()
+        now = None if trouble is None or trouble.over else trouble.in_words()
         if pool.trouble != now:
             await store.tell_trouble(pool.pool, now)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from perdure_operator.services.conditions import rfc3339
+from perdure_operator.services.trouble import UNSCHEDULABLE
 from perdure_operator.store.reads import Row
 
 _PENDING = {
@@ -54,15 +55,21 @@ def trouble_of_pool(row: Row) -> dict[str, Any] | None:
 
 
 def pool_fails(row: Row, trouble: dict[str, Any]) -> str:
-    return f"queued, but pods of pool {row['pool']} fail: {trouble['message']}"
+    what = f"are {UNSCHEDULABLE}" if trouble["reason"] == UNSCHEDULABLE else "fail"
+    return f"queued, but pods of pool {row['pool']} {what}: {trouble['message']}"
+
+
+def _next_try(at: str | None) -> str:
+    if at is None:
+        return ""
+    left = (datetime.fromisoformat(at) - datetime.now(UTC)).total_seconds()
+    return f"; the next try is in {math.ceil(left)} s" if left > 0 else "; it is being tried again"
 
 
 def _pending(row: Row) -> tuple[str, str]:
     code = row["not_admitted"]
     if trouble := trouble_of_pool(row):
-        left = (datetime.fromisoformat(trouble["nextTry"]) - datetime.now(UTC)).total_seconds()
-        again = f"the next try is in {math.ceil(left)} s" if left > 0 else "it is being tried again"
-        return "PoolNotReady", f"{pool_fails(row, trouble)}; {again}"
+        return "PoolNotReady", pool_fails(row, trouble) + _next_try(trouble["nextTry"])
     failure = ": ".join(part for part in (row["reason"], row["message"]) if part)
     failed = f" again after attempt {row['attempt']} failed ({failure[:300]})" if row["failures"] and row["reason"] not in _WENT_ON else ""
     words = _PENDING.get(code, code or "").format(

@@ -25,7 +25,7 @@ OPERATOR: Rules = {
     "configmaps": "get",
 }
 GATEWAY: Rules = {"tokenreviews.authentication.k8s.io": "create", "subjectaccessreviews.authorization.k8s.io": "create"}
-FINALIZERS: Rules = {"agentruns.perdure.dev": "get list patch"}
+FINALIZERS: Rules = {"agentruns.perdure.dev": "get list patch", "pods": "delete list"}
 VIEW: Rules = dict.fromkeys(("agentruns.perdure.dev", "agentpools.perdure.dev", "triggers.perdure.dev"), "get list watch")
 EDIT: Rules = {
     **dict.fromkeys(

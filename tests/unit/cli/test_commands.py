@@ -403,7 +403,8 @@ def test_submit_and_watch_ends_as_the_run_does(call: Callable[..., Result], gate
 def test_not_found_is_3_and_says_what_to_do(call: Callable[..., Result]) -> None:
     result = call("why", "nobody")
     assert result.exit_code == 3
-    assert result.stderr.startswith("error: there is no such run\nCheck the name.\nMeant was the `perdure dev` of ")
+    hint = "Check namespace and name; `perdure get` lists the runs."
+    assert result.stderr.startswith(f"error: there is no such run\n{hint}\nMeant was the `perdure dev` of ")
     assert result.stderr.endswith("/.perdure. For a cluster: --context NAME, or `kubectl agentrun`.\n")
     assert result.stdout == ""
 

@@ -149,6 +149,48 @@ def test_no_context_of_that_name(call: Call) -> None:
     assert "Meant was a cluster. For a `perdure dev`" in result.stderr
 
 
+# ------------------------------------------------------------------------------------------------ resources that are no runs
+
+VERBS = [
+    ("why", "inl"), ("get", "inl"), ("report", "inl"), ("cancel", "inl"), ("events", "inl"), ("events", "inl", "-f"), ("logs", "inl"),
+    ("signal", "inl", "go"), ("tree", "inl"), ("why", "team/inl"),
+]  # fmt: skip
+HINT = "`kubectl describe agentrun inl -n team` shows all of it; `kubectl agentrun get` lists the runs that there are.\n"
+
+
+@pytest.mark.parametrize("words", VERBS, ids=" ".join)
+def test_an_agentrun_without_a_record_is_not_denied(call: Call, server: FakeApiServer, words: tuple[str, ...]) -> None:
+    said = {"type": "Succeeded", "status": "Unknown", "reason": "PoolNotFound", "message": "there is no AgentPool nope in namespace team"}
+    server.add("agentruns", "team", "inl", spec={}, status={"phase": "Pending", "waitReason": "PoolNotFound", "conditions": [said]})
+    result = call(*words)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.startswith(
+        "error: there is no record of a run inl in namespace team, but the AgentRun is there: "
+        f"Pending, PoolNotFound: there is no AgentPool nope in namespace team\n{HINT}"
+    )
+
+
+def test_an_agentrun_that_no_operator_has_looked_at(call: Call, server: FakeApiServer) -> None:
+    server.add("agentruns", "team", "inl", spec={})
+    result = call("why", "inl")
+    assert result.exit_code == 3
+    assert result.stderr.startswith(
+        f"error: there is no record of a run inl in namespace team, but the AgentRun is there: no operator has looked at it yet\n{HINT}"
+    )
+
+
+def test_a_run_that_there_is_not_at_all(call: Call, server: FakeApiServer) -> None:
+    server.add("agentruns", "elsewhere", "inl", spec={})
+    for forbidden in (False, True):
+        result = call("why", "inl")
+        assert result.exit_code == 3
+        assert result.stderr.startswith(
+            "error: there is no such run\nCheck namespace and name; `kubectl agentrun get` lists the runs.\n"
+        ), forbidden
+        server.add("agentruns", "team", "inl", spec={})
+        server.forbidden.add("GET /apis/perdure.dev/v1alpha1/namespaces/team/agentruns/inl")
+
+
 # ------------------------------------------------------------------------------------------------ the gateway and its credential
 
 

@@ -29,6 +29,12 @@ ID_HEADER = "Idempotency-Key"
 MAX_ID_CHARS = 253
 
 
+class Unproven(Unauthenticated):
+    """The request does not prove that its sender knows the webhook's secret."""
+
+    action = "Compare secret and signature; nothing was stored."
+
+
 class TriggerRoutes:
     """``emitted``: a delivery waits for a router."""
 
@@ -92,7 +98,7 @@ class TriggerRoutes:
         return reply({"delivery": stored.delivery, "duplicate": stored.duplicate}, 202)
 
     async def _authenticate(self, request: web.Request, namespace: str, webhook: Webhook, raw: bytes) -> None:
-        """Raises Unauthenticated, or Unavailable when there is no secret to compare with."""
+        """Raises Unproven, Unauthenticated without a token where one is wanted, or Unavailable when there is no secret to compare with."""
         if (signed := webhook.auth.hmac) is not None:
             secret = await self._secret(namespace, signed.secret_ref)
             given = request.headers.get(signed.header or SIGNATURE_HEADER, "").removeprefix("sha256=").lower()
@@ -103,9 +109,7 @@ class TriggerRoutes:
         else:
             raise AssertionError("the model has one of them")
         if not hmac.compare_digest(given.encode(errors="surrogateescape"), wanted.encode(errors="surrogateescape")):
-            raise Unauthenticated(
-                "the request is not signed with this webhook's secret", action="Compare secret and signature; nothing was stored."
-            )
+            raise Unproven("the request is not signed with this webhook's secret")
 
     async def _secret(self, namespace: str, reference: SecretKey) -> bytes:
         found = await self._secrets.get(namespace, reference.name, reference.key)

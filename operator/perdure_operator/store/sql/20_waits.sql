@@ -138,7 +138,7 @@ begin
   v_late := case
     when r.deadline_at <= p_now then format('deadlineSeconds (%s) have passed since the first start', r.deadline_seconds)
     when r.active_since + (r.active_limit_ms - r.active_ms) * interval '1 millisecond' <= p_now
-      then format('activeDeadlineSeconds (%s) are used up', r.active_limit_ms / 1000.0) end;
+      then format('activeDeadlineSeconds (%s) are used up', trim_scale(r.active_limit_ms / 1000.0)) end;
   if r.cancel_requested then
     -- Whatever ends a run that was asked to cancel, it is cancelled.
     if r.state <> 'Running' or r.cancel_due_at <= p_now or v_late is not null or v_failed_child is not null then
