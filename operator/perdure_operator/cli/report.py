@@ -25,6 +25,7 @@ from perdure_operator.cli.views import EventView, JournalView, LedgerView, RunVi
 Row = Sequence[str | Text]
 MAX_ROWS = 50
 MAX_VALUE = 2000
+WAIT_ENDS = {"wait.satisfied": "came", "wait.timed_out": "timed out", "wait.abandoned": "given up"}
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def _receipt(entry: LedgerView) -> str:
 
 
 def _waits(events: Sequence[EventView]) -> Iterator[Wait]:
-    ends = {event.data.get("key"): event for event in events if event.kind in ("wait.satisfied", "wait.timed_out")}
+    ends = {event.data.get("key"): event for event in events if event.kind in WAIT_ENDS}
     for event in events:
         if event.kind == "wait.opened":
             first = event.data.get("first") or {}
@@ -136,7 +137,7 @@ def _waits(events: Sequence[EventView]) -> Iterator[Wait]:
 
 
 def _outcome(wait: Wait) -> str:
-    return "open" if wait.ended is None else "timed out" if wait.ended.kind == "wait.timed_out" else "came"
+    return "open" if wait.ended is None else WAIT_ENDS[wait.ended.kind]
 
 
 def _leases(events: Sequence[EventView]) -> Iterator[tuple[str, str | None, str, str]]:

@@ -105,6 +105,7 @@ _TOLD: dict[str, Callable[[_Data], str]] = {
     "wait.opened": lambda d: f"waits for {d.condition()}",
     "wait.satisfied": lambda d: f"its wait is satisfied by {d.condition()}",
     "wait.timed_out": lambda _: "its wait timed out",
+    "wait.abandoned": lambda _: "gave a wait up",
     "signal.received": lambda d: f"got the signal {d['name']}".replace("the signal effect:", "signal effect:"),
     "child.spawned": lambda d: f"started the child {d['name'] or d['child']} in pool {d['pool']}",
     "child.done": lambda d: f"its child {d['name'] or d['child']} is {d['status']}",

@@ -41,7 +41,7 @@ class AgentPools:
     ) -> None:  # fmt: skip
         self._store, self._resources, self._kube, self._cache, self._fleet = store, resources, kube, cache, fleet
         self._namespaces, self._changed, self._again = namespaces, changed, again
-        self._known: dict[tuple[str, str], int] = {}
+        self._known: dict[tuple[str, str], tuple[str, int]] = {}
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
         """Gives the seconds after which the numbers in the status are looked at again. Raises PerdureError."""
@@ -51,15 +51,15 @@ class AgentPools:
             await self._resources.drop_pool(namespace, name)
             self._changed(namespace, name)
             return None
-        generation = int(resource["metadata"]["generation"])
         try:
             spec = AgentPoolSpec.model_validate(resource["spec"], by_alias=True, by_name=False)
         except ValidationError as error:
             await self._say(resource, {}, Verdict("False", "InvalidSpec", in_words(error, AgentPoolSpec, under=("spec",))))
             return None
-        if self._known.get((namespace, name)) != generation:
+        version = (str(resource["metadata"]["uid"]), int(resource["metadata"]["generation"]))  # one that was made anew begins at 1 again
+        if self._known.get((namespace, name)) != version:
             await self._store.upsert_pool(namespace, name, spec.to_json(), spec.capacity.max_pods if spec.capacity else None)
-            self._known[namespace, name] = generation
+            self._known[namespace, name] = version
             self._changed(namespace, name)
         pool = f"{namespace}/{name}"
         demand = next(iter(await self._store.pool_demand(pool)), None)

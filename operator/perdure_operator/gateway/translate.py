@@ -265,7 +265,7 @@ def _wait(body: wire.WaitBegin) -> dict[str, Any]:
         "fingerprint": body.fingerprint,
         "insteadOf": None if body.instead_of is None else _key(body.instead_of),
         "dropped": body.dropped,
-        "abandoned": content["abandoned"],
+        "abandoned": msgspec.to_builtins(body.abandoned),
     }
 
 

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import msgspec
 
 from perdure_operator.domain.errors import PerdureError
-from perdure_operator.local.embedded_postgres import EmbeddedPostgres
+from perdure_operator.local.embedded_postgres import EmbeddedPostgres, PostgresFailed
 from perdure_operator.local.fleet import Fleet
 from perdure_operator.local.gateways import GatewayConfig, LocalGateway
 from perdure_operator.local.pods import LocalPods, PodTokens, free_port
@@ -34,6 +34,7 @@ from perdure_operator.store.store import Store
 
 GATEWAYS = 2
 POSTGRES_LOOK_SECONDS = 0.25
+POSTGRES_TRIES = 5
 STOP_SECONDS = 3.0
 """What an agent gets to end by itself at Ctrl-C; its run goes on at the next start anyway."""
 
@@ -158,7 +159,15 @@ class Dev:
             self._say("Postgres has ended; starting it again")
             if pid is not None:
                 leash.remove(pid)
-            await postgres.start()
+            for tries in range(1, POSTGRES_TRIES + 1):
+                try:
+                    await postgres.start()
+                    break
+                except PostgresFailed:  # killed again while it came up, perhaps
+                    if tries == POSTGRES_TRIES:
+                        raise
+                    self._say("Postgres has ended while it started; starting it again")
+                    await asyncio.sleep(tries)
             if (pid := postgres.pid) is not None:
                 leash.add(pid, signal.SIGINT)
             self._write_session()

@@ -87,6 +87,8 @@ async def control(
     connection: Connection, operations: Sequence[Control], *, wait: bool, idle: Sequence[UUID] = (), gateway: str = ""
 ) -> list[Outcome]:
     """Commits other operations of any runs. One round trip, one commit."""
+    places = sorted(range(len(operations)), key=lambda n: operations[n].run)  # those of one run stay in order
+    operations = [operations[n] for n in places]
     attached = _Attachments()
     payloads = []
     for n, op in enumerate(operations, 1):
@@ -107,6 +109,8 @@ async def control(
         gateway,
         wait,
     )
-    return [
-        Outcome(row["code"], msgspec.json.decode(row["answer"]), row["detail"], row["state"], row["leased"], row["epoch"]) for row in rows
-    ]
+    outcomes = {
+        place: Outcome(row["code"], msgspec.json.decode(row["answer"]), row["detail"], row["state"], row["leased"], row["epoch"])
+        for place, row in zip(places, rows, strict=True)
+    }
+    return [outcomes[place] for place in range(len(places))]

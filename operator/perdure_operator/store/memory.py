@@ -265,7 +265,6 @@ class Oracle(LedgerRules):
                 run.reasons.append(wait.fired[0].kind)
 
     def _wait(self, run: Run, op: Control) -> Answer:
-        self._abandon(run, op.body.get("abandoned", ()))
         key, print_ = op.body["key"], op.body.get("fingerprint")
         wait = run.waits.get(key)
         if wait is None and key in run.journal:
@@ -274,18 +273,17 @@ class Oracle(LedgerRules):
             raise errors.WaitConflict
         if wait is None:
             on = [Condition(c["kind"], c.get("name", ""), self._at(c.get("at"), c.get("seconds"))) for c in op.body["on"]]
+            children = {str(child.id) for child in self.runs.values() if child.parent == run.id}
+            if any(condition.kind == "child_done" and condition.name not in children for condition in on):
+                raise errors.InvalidInput
             wait = Wait(key, op.body["mode"], on, self._at(None, op.body.get("timeoutSeconds")), print_)
             if (before := op.body.get("insteadOf")) is not None:
                 given_back = self._give_back_signals(run, before, print_, op.body["dropped"])
                 wait = Wait(key, given_back.mode, given_back.on, given_back.timeout_at, print_)
-            children = {str(child.id) for child in self.runs.values() if child.parent == run.id}
-            if any(condition.kind == "child_done" and condition.name not in children for condition in on):
-                raise errors.InvalidInput
             run.waits[key] = wait
             run.journal[key] = ("wait", "open", run.record("wait.opened"), None)
-        elif wait.state == "closed":
-            wait.state = "open"
-            run.journal[key] = ("wait", "open", *run.journal[key][2:])
+        self._abandon(run, op.body.get("abandoned", ()))
+        self._listen_again(run, [key])
         self._decide_waits(run)
         if wait.state == "open" and not op.body.get("suspend"):
             return {"status": "open"}
@@ -313,15 +311,22 @@ class Oracle(LedgerRules):
                 wait.state, wait.fired = "closed", []
                 run.journal[wait.key] = ("wait", "abandoned", run.record("wait.abandoned"), None)
 
+    def _listen_again(self, run: Run, keys: Iterable[str]) -> None:
+        for wait in (run.waits[key] for key in keys):
+            if wait.state == "closed":
+                wait.state = "open"
+                run.journal[wait.key] = ("wait", "open", *run.journal[wait.key][2:])
+
     def _at(self, at: str | None, seconds: float | None) -> datetime | None:
         if at is not None:
             return datetime.fromisoformat(at)
         return None if seconds is None else self.now + timedelta(seconds=seconds)
 
     def _suspend(self, run: Run, op: Control) -> Answer:
-        self._abandon(run, op.body.get("abandoned", ()))
         if any(key not in run.waits for key in op.body["waits"]):
             raise errors.WaitConflict
+        self._abandon(run, op.body.get("abandoned", ()))
+        self._listen_again(run, op.body["waits"])
         self._decide_waits(run)
         return self._give_back(run, op.body["waits"])
 

@@ -230,6 +230,12 @@ begin
   return r;
 end $$;
 
+-- What is awaited again listens again.
+create or replace function perdure.listen_again(p_run uuid, p_keys text[]) returns void language sql as $$
+  update perdure.waits set state = 'open' where run_id = p_run and key = any (p_keys) and state = 'closed';
+  update perdure.journal set state = 'open', output = null where run_id = p_run and key = any (p_keys) and state = 'abandoned';
+$$;
+
 create or replace function perdure.op_wait(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
 declare
   v_key text := p_body ->> 'key';
@@ -237,24 +243,20 @@ declare
   v_before perdure.waits;
   w perdure.waits;
 begin
-  r := perdure.abandon_waits(r, p_body -> 'abandoned', p_now);
   select fingerprint, kind into v_known from perdure.journal where run_id = r.run_id and key = v_key;
   if found and (v_known.kind <> 'wait' or v_known.fingerprint <> p_body ->> 'fingerprint') then
     perform perdure.refuse('wait-conflict', format('the key %s is that of a %s with other conditions', v_key, v_known.kind));
-  elsif found then
-    update perdure.waits set state = 'open' where run_id = r.run_id and key = v_key and state = 'closed';
-    update perdure.journal set state = 'open', output = null where run_id = r.run_id and key = v_key and state = 'abandoned';
-  else
+  elsif not found then
+    if exists (select 1 from jsonb_array_elements(p_body -> 'on') c where c ->> 'kind' = 'child_done'
+               and not exists (select 1 from perdure.runs k where k.run_id = (c ->> 'name')::uuid and k.parent_id = r.run_id)) then
+      perform perdure.refuse('invalid-input', 'a child_done condition names a run that is no child of this one');
+    end if;
     if p_body ->> 'insteadOf' is not null then
       v_before := perdure.give_back_signals(r, p_body ->> 'insteadOf', p_body ->> 'fingerprint', p_body -> 'dropped');
     end if;
     r := perdure.log(r, 'wait.opened', jsonb_strip_nulls(jsonb_build_object('key', v_key, 'name', p_body ->> 'name', 'insteadOf', v_before.key,
       'mode', p_body ->> 'mode', 'conditions', jsonb_array_length(p_body -> 'on'), 'first', p_body -> 'on' -> 0,
       'timeoutSeconds', p_body -> 'timeoutSeconds')), p_now);
-    if exists (select 1 from jsonb_array_elements(p_body -> 'on') c where c ->> 'kind' = 'child_done'
-               and not exists (select 1 from perdure.runs k where k.run_id = (c ->> 'name')::uuid and k.parent_id = r.run_id)) then
-      perform perdure.refuse('invalid-input', 'a child_done condition names a run that is no child of this one');
-    end if;
     insert into perdure.wait_conditions (run_id, key, idx, kind, name, at)
     select r.run_id, v_key, n - 1, c ->> 'kind', coalesce(c ->> 'name', ''),
       case when c ->> 'kind' = 'timer'
@@ -273,6 +275,8 @@ begin
     insert into perdure.journal (run_id, key, kind, name, state, seq, epoch, fingerprint)
     values (r.run_id, v_key, 'wait', coalesce(p_body ->> 'name', ''), 'open', r.last_seq, r.epoch, p_body ->> 'fingerprint');
   end if;
+  r := perdure.abandon_waits(r, p_body -> 'abandoned', p_now);
+  perform perdure.listen_again(r.run_id, array[v_key]);
   r := perdure.bind_waits(r, p_now);
   select * into w from perdure.waits where run_id = r.run_id and key = v_key;
   if w.state <> 'open' then
@@ -288,12 +292,13 @@ declare
   v_keys text[] := array(select jsonb_array_elements_text(p_body -> 'waits'));
   v_missing text;
 begin
-  r := perdure.abandon_waits(r, p_body -> 'abandoned', p_now);
   select k into v_missing from unnest(v_keys) k
   where not exists (select 1 from perdure.waits where run_id = r.run_id and key = k) limit 1;
   if v_missing is not null then
     perform perdure.refuse('wait-conflict', format('there is no wait with the key %s', v_missing));
   end if;
+  r := perdure.abandon_waits(r, p_body -> 'abandoned', p_now);
+  perform perdure.listen_again(r.run_id, v_keys);
   r := perdure.bind_waits(r, p_now);
   return perdure.try_suspend(r, v_keys, p_now);
 end $$;

@@ -123,7 +123,8 @@ begin
 end $$;
 
 -- All other operations, one after the other. p_epoch null: not a worker's (signal, cancel, timer, reaper), so there is no fence.
--- p_idle: this gateway's idle pods, for the direct path.
+-- p_idle: this gateway's idle pods, for the direct path. In the order of run ids (store/batch.py): what an operation locks beside its run, a
+-- lease or a pod, is locked in that order too.
 create or replace function perdure.control_batch(
   p_run uuid[], p_epoch int[], p_holder uuid[], p_req uuid[], p_kind text[], p_body jsonb[], p_payload bytea[],
   s_ord int[], s_name text[], s_append boolean[], s_version int[], s_value bytea[],
@@ -138,10 +139,8 @@ declare
   v_fenced boolean;
   v_old perdure.requests;
   v_result perdure.op_result;
-  i int;
 begin
-  -- By run, as they were locked: what an operation locks beside its run (a lease, a pod) is locked in that order too.
-  for i in select n from unnest(p_run) with ordinality u(run, n) order by run, n loop
+  for i in 1 .. cardinality(p_run) loop
     ord := i; detail := ''; answer := '{}'; state := null; leased := null; epoch := null; code := 'ok';
     if p_run[i] = any (v_unlocked) then
       code := case when exists (select 1 from perdure.runs q where q.run_id = p_run[i]) then 'busy' else 'run-not-found' end;
