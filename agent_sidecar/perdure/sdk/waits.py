@@ -62,14 +62,14 @@ class Waits:
 
         Raises InputChanged, RunCancelled, Refused."""
         await self._execution.gate(here.strand)
-        known = self._execution.journal.get(claim.key)
+        known, silent = self._execution.journal.get(claim.key), 0.0
         if known is not None:
             if known.fingerprint is not None and body.fingerprint is not None and known.fingerprint != body.fingerprint:
                 raise InputChanged(f"wait {claim.key} was recorded with other conditions; give the new one a key= of its own")
-            if known.state not in ("open", "abandoned"):
+            if known.state == "abandoned":
+                silent = msgspec.json.decode(known.output, type=float) + _MARGIN_SECONDS
+            elif known.state != "open":
                 return _recorded(known)
-        abandoned = known is not None and known.state == "abandoned"
-        silent = msgspec.json.decode(known.output, type=float) + _MARGIN_SECONDS if known is not None and abandoned else 0.0
         with claim.in_flight():
             loop = self._execution.loop
             wait = _Wait(body, loop.create_future(), here.strand, begun=loop.time(), silent=silent, hold=hold_seconds)

@@ -77,9 +77,7 @@ class MemoryLedger:
             self.entries[key] = entry
             return self._answer(entry, "execute")
         if entry.fingerprint != print_ and not body.scope_is_identity:
-            message = (
-                "the same effect was begun with other arguments: call it with those, or, if a second one is meant, raise the occurrence"
-            )
+            message = "the same effect was begun with other arguments: call it with those, or raise the occurrence if a second one is meant"
             return self._answer(entry, "conflict", message=message)
         return self._again(entry, body.timeout_seconds)
 

@@ -5,20 +5,19 @@ A pool that is deleted takes its idle pods along; runs that name it wait until t
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 from pydantic import ValidationError
 
-from perdure_operator.domain.errors import PerdureError
 from perdure_operator.kube.api.problems import in_words
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec, is_implicit
 from perdure_operator.kube.client import AGENTPOOLS, KubeApi
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound
 from perdure_operator.services.conditions import READY, Verdict, condition
 from perdure_operator.services.fleet import Fleet
+from perdure_operator.services.polling import Poll
 from perdure_operator.services.projector import Cache
 from perdure_operator.store.resources import Resources
 from perdure_operator.store.store import PoolDemand, Store
@@ -67,14 +66,9 @@ class AgentPools:
         await self._say(resource, _counts(demand), Verdict("False", trouble.reason, trouble.message) if trouble else READY)
         return STATUS_SECONDS
 
-    async def run(self, seconds: float) -> None:
+    async def run(self, seconds: float) -> NoReturn:
         """Until cancelled: finds pools that were deleted while nobody watched."""
-        while True:
-            try:
-                await self.look()
-            except PerdureError as error:
-                log.warning("pools could not be compared with the cluster", error=str(error))
-            await asyncio.sleep(seconds)
+        await Poll("pools could not be compared with the cluster", seconds=seconds, outage=seconds).run(self.look)
 
     async def look(self) -> None:
         """Each absence is proven by a GET, and the pool is dropped by its reconciliation, where it may have come back meanwhile.

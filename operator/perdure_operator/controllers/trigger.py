@@ -6,20 +6,20 @@ resource are owned by the trigger's, and go with it as jobs go with their cron j
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 from uuid import UUID
 
 import structlog
 
-from perdure_operator.domain.errors import Busy, InvalidInput, PerdureError
+from perdure_operator.domain.errors import Busy, InvalidInput
 from perdure_operator.kube.api.v1alpha1 import TriggerSpec, implicit_pool
 from perdure_operator.kube.client import AGENTRUNS, TRIGGERS, KubeApi
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound
 from perdure_operator.services.conditions import READY, Verdict, condition, rfc3339
+from perdure_operator.services.polling import Poll
 from perdure_operator.services.projector import Cache
 from perdure_operator.services.resync import unusual
 from perdure_operator.services.trigger_plan import parse_spec, plan
@@ -77,14 +77,9 @@ class TriggerController:
         if await self._triggers.delete(f"{meta['namespace']}/{meta['name']}", UUID(meta["uid"])):
             log.info("a trigger was deleted", trigger=f"{meta['namespace']}/{meta['name']}")
 
-    async def run(self, seconds: float) -> None:
+    async def run(self, seconds: float) -> NoReturn:
         """Until cancelled: finds triggers that were deleted while nobody watched."""
-        while True:
-            try:
-                await self.look()
-            except PerdureError as error:
-                log.warning("triggers could not be compared with the cluster", error=str(error))
-            await asyncio.sleep(seconds)
+        await Poll("triggers could not be compared with the cluster", seconds=seconds, outage=seconds).run(self.look)
 
     async def look(self) -> None:
         missing: dict[str, list[Json]] = defaultdict(list)

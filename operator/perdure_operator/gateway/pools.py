@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import NoReturn
 
 import structlog
 from pydantic import ValidationError
 
-from perdure_operator.domain.errors import PerdureError
 from perdure_operator.domain.idempotency import EffectClass, ToolPolicy, UnknownPolicy
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
+from perdure_operator.services.polling import Poll
 from perdure_operator.store.store import Store
 
 log = structlog.get_logger(__name__)
@@ -47,10 +47,5 @@ class Pools:
     def tool(self, pool: str, tool: str) -> ToolPolicy | None:
         return self._tools.get(pool, {}).get(tool)
 
-    async def run(self) -> None:
-        while True:
-            try:
-                await self.refresh()
-            except PerdureError as error:
-                log.warning("pools could not be read", error=str(error))
-            await asyncio.sleep(REFRESH_SECONDS)
+    async def run(self) -> NoReturn:
+        await Poll("pools could not be read", seconds=REFRESH_SECONDS, outage=REFRESH_SECONDS).run(self.refresh)

@@ -90,7 +90,7 @@ def warnings(loaded: Iterable[Loaded]) -> Iterator[str]:
     """A line for each manifest that sets fields which are not in force yet."""
     for item in loaded:
         if found := unenforced.given(item.manifest.spec):
-            yield str(Mistake(item.file, f"warning: {', '.join(found)}: {unenforced.SENTENCE.lower().rstrip('.')}", item.line))
+            yield str(Mistake(item.file, f"warning: {', '.join(found)}: {unenforced.WARNING}", item.line))
 
 
 def _doubles(found: list[Loaded]) -> Iterator[Mistake]:

@@ -45,7 +45,7 @@ def policies() -> list[dict[str, Any]]:
     refused = [{"expression": expression, "message": message} for expression, message in _VALIDATIONS.items()]
     warned = {
         "expression": "variables.unenforced.size() == 0",
-        "messageExpression": f"variables.unenforced.join(', ') + ': {unenforced.SENTENCE.lower().rstrip('.')}'",
+        "messageExpression": f"variables.unenforced.join(', ') + ': {unenforced.WARNING}'",
     }
     return [
         *_policy(f"inputs.{GROUP}", "Deny", ["agentruns", "triggers"], _VARIABLES, refused),

@@ -14,7 +14,8 @@ from typing import Any
 from perdure_operator.kube.api.base import Model
 from perdure_operator.kube.api.schema import Schema, structural
 
-SENTENCE = "Recorded, not in force yet."
+WARNING = "recorded, not in force yet"
+SENTENCE = f"{WARNING.capitalize()}."
 
 Path = tuple[str, ...]
 """Names of fields from the spec down; ``[]`` after a list stands for each of its entries."""

@@ -216,6 +216,9 @@ create or replace function perdure.abandon_waits(r perdure.runs, p_waits jsonb, 
 declare
   w record;
 begin
+  if coalesce(jsonb_array_length(p_waits), 0) = 0 then
+    return r;
+  end if;
   for w in
     select s.key, a ->> 'seconds' as seconds from perdure.waits s join jsonb_array_elements(p_waits) a on a ->> 'key' = s.key
     where s.run_id = r.run_id and s.state <> 'closed' order by s.seq
@@ -232,8 +235,10 @@ end $$;
 
 -- What is awaited again listens again.
 create or replace function perdure.listen_again(p_run uuid, p_keys text[]) returns void language sql as $$
-  update perdure.waits set state = 'open' where run_id = p_run and key = any (p_keys) and state = 'closed';
-  update perdure.journal set state = 'open', output = null where run_id = p_run and key = any (p_keys) and state = 'abandoned';
+  with again as (
+    update perdure.waits set state = 'open' where run_id = p_run and key = any (p_keys) and state = 'closed' returning key
+  )
+  update perdure.journal set state = 'open', output = null where run_id = p_run and key in (select key from again);
 $$;
 
 create or replace function perdure.op_wait(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
