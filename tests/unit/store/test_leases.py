@@ -45,10 +45,11 @@ async def idle_pod(store: Store, gateway: str = GATEWAY, *, reuse: bool = True) 
 
 
 async def waits_for_a_lock(connection: asyncpg.Connection, function: str) -> None:
-    """Returns when somebody's call of ``function`` waits for a row that another has locked."""
+    """Returns when somebody's call of ``function`` waits for a row that another has locked. Inside a transaction the first look would be
+    shown again and again."""
     query = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like $1 and pid <> pg_backend_pid()"
     while not await connection.fetchval(query, f"%{function}(%"):
-        await connection.execute("select pg_sleep(0.005)")
+        await connection.execute("select pg_stat_clear_snapshot(), pg_sleep(0.005)")
 
 
 @pytest.mark.parametrize("limit", ["pool", "tenant"])
