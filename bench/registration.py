@@ -78,7 +78,7 @@ async def create(server: ApiServer, count: int) -> None:
 @asynccontextmanager
 async def operator(server: ApiServer, dsn: str, folder: Path) -> AsyncIterator[psutil.Process]:
     env = {**os.environ, "KUBECONFIG": str(server.kubeconfig), "PERDURE_DSN": dsn, "PERDURE_SIDECAR_IMAGE": "sidecar",
-           "PERDURE_GATEWAY_URL": "https://gateway"}  # fmt: skip
+           "PERDURE_GATEWAY_URL": "https://gateway", "PERDURE_INSTALLATION": "bench"}  # fmt: skip
     with (folder / "operator.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "perdure_operator.main", "operator", env=env, stdout=log, stderr=log

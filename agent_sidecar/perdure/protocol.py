@@ -250,7 +250,8 @@ class WaitBegin(Body, tag="wait", tag_field="op", kw_only=True):
     ``dropped`` (positions in ``on``) are used up, its other signals are there again, and this wait goes on with its times.
     ``abandoned``: these take no signal any more, and what they took is there again; one that is registered again listens again. With
     other waits open, register without ``suspend``, then suspend on all of them: what satisfied one of those meanwhile would not be told
-    here.
+    here. ``fingerprint``: of what is waited for; by default of mode and conditions without their times. A known key with another one is
+    refused.
     """
 
     key: Key

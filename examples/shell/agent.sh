@@ -30,10 +30,20 @@ say() {
     echo "agent.sh: $*" >&2
 }
 
+# leave CODE: ends this process. On a cluster the kubelet does that: one that ends by itself in the same moment can hold its pod up.
+leave() {
+    if [ "${PERDURE_AWAIT_SIGTERM:-}" = true ]; then
+        trap 'exit 0' TERM
+        sleep 5 &
+        wait
+    fi
+    exit "$1"
+}
+
 # Blocks until this worker holds a run. An empty answer means not yet, a refusal (curl's 22) that no run will come. Silent, because the
 # sidecar may not listen yet when this starts.
 until context=$(curl --silent --fail --max-time 60 --retry 10 --retry-connrefused "$API/run?timeout=30") && [ -n "$context" ]; do
-    case $? in 1) ;; 22) exit 0 ;; *) say "no sidecar at $API"; exit 1 ;; esac
+    case $? in 1) ;; 22) leave 0 ;; *) say "no sidecar at $API"; exit 1 ;; esac
 done
 url=$(printf %s "$context" | field notifyUrl)
 say "run $(printf %s "$context" | field runId), attempt $(printf %s "$context" | field attempt)"
@@ -54,7 +64,7 @@ fi
 # "done" here.
 answer=$(post waits '{"key":"wait:approved#0","name":"approved","on":[{"kind":"signal","name":"approved"}],"suspend":true}')
 case $answer in
-    *'"suspended"'*) say "suspended"; exit 0 ;;
+    *'"suspended"'*) say "suspended"; leave 0 ;;
 esac
 
 # An effect: the intent is committed before the call is made, the receipt after it. When nobody knows whether an earlier call
@@ -99,16 +109,17 @@ while :; do
             message="the webhook $url could not be reached, and all retries are used up"
             say "$message"
             post finish '{"outcome":"failed","error":{"type":"NotifyFailed","message":"'"$message"'","retryable":false}}' >/dev/null
-            exit 1
+            leave 1
             ;;
         *)
             say "refused: $decision"
             message="the call of the webhook was answered: $(printf %s "$decision" | field decision)"
             post finish '{"outcome":"failed","error":{"type":"NotifyRefused","message":"'"$message"'","retryable":false}}' >/dev/null
-            exit 1
+            leave 1
             ;;
     esac
 done
 
 post finish '{"outcome":"succeeded","output":{"usedPercent":'"$used"'}}' >/dev/null
 say "finished"
+leave 0

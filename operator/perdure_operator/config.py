@@ -85,10 +85,12 @@ class GatewayConfig:
 @dataclass(frozen=True)
 class OperatorConfig:
     """``watch_namespaces`` empty: all of them. ``gateway_ca``: PEM, what sidecars are to trust; None for the authorities of their image.
-    ``inline_templates``: namespaces in which a run may bring its own pod template."""
+    ``inline_templates``: namespaces in which a run may bring its own pod template. ``installation``: its name, which no
+    other of the cluster has."""
 
     dsn: str
     name: str
+    installation: str
     watch_namespaces: tuple[str, ...]
     sidecar_image: str
     sidecar_pull_policy: Literal["Always", "IfNotPresent", "Never"]
@@ -107,6 +109,7 @@ class OperatorConfig:
         return cls(
             dsn=required(env, "PERDURE_DSN"),
             name=env.get("PERDURE_OPERATOR_NAME") or _own_name(),
+            installation=required(env, "PERDURE_INSTALLATION"),
             watch_namespaces=watch_namespaces(env),
             sidecar_image=required(env, "PERDURE_SIDECAR_IMAGE"),
             sidecar_pull_policy=cast(Literal["Always", "IfNotPresent", "Never"], policy),

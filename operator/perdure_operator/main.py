@@ -25,9 +25,10 @@ roles:
                    PERDURE_AUTH=kubernetes|local, PERDURE_TOKEN_AUDIENCE, PERDURE_TOKEN_SECRET_FILE,
                    PERDURE_TLS_CERT_FILE, PERDURE_TLS_KEY_FILE)
   operator         follows the resources of the cluster (PERDURE_DSN, PERDURE_SIDECAR_IMAGE, PERDURE_GATEWAY_URL, PERDURE_GATEWAY_CA_FILE,
-                   PERDURE_WATCH_NAMESPACES, PERDURE_INLINE_TEMPLATES, PERDURE_METRICS_LISTEN, PERDURE_RESYNC_SECONDS)
+                   PERDURE_INSTALLATION, PERDURE_WATCH_NAMESPACES, PERDURE_INLINE_TEMPLATES, PERDURE_METRICS_LISTEN, PERDURE_RESYNC_SECONDS)
   release-finalizers
-                   lets go of all AgentRuns and ends worker pods, when the operator is gone for good (PERDURE_WATCH_NAMESPACES)
+                   lets go of all AgentRuns and ends worker pods, when the operator is gone for good
+                   (PERDURE_INSTALLATION, PERDURE_WATCH_NAMESPACES)
   migrate          brings the database to this version, as soon as it answers (PERDURE_DSN)
   wait-for-schema  ends when the database is at this version (PERDURE_DSN)
 """
@@ -73,7 +74,7 @@ def main() -> None:
         elif role == "release-finalizers":
             from perdure_operator.wiring import run_release
 
-            asyncio.run(run_release(watch_namespaces(os.environ)))
+            asyncio.run(run_release(watch_namespaces(os.environ), required(os.environ, "PERDURE_INSTALLATION")))
         else:
             sys.exit(USAGE)
     except (ConfigError, PerdureError, OSError) as error:

@@ -66,8 +66,8 @@ async def run_operator(config: OperatorConfig) -> None:
         parts.push_async_callback(store.close)
         kube = await parts.enter_async_context(await KubeClient.connect(settings=KubeSettings(rate=API_RATE, burst=API_BURST)))
         pods = PodSettings(
-            sidecar_image=config.sidecar_image, gateway_urls=(config.gateway_url,), gateway_ca=config.gateway_ca or "",
-            sidecar_pull_policy=config.sidecar_pull_policy, token_audience=config.token_audience,
+            sidecar_image=config.sidecar_image, gateway_urls=(config.gateway_url,), installation=config.installation,
+            gateway_ca=config.gateway_ca or "", sidecar_pull_policy=config.sidecar_pull_policy, token_audience=config.token_audience,
         )  # fmt: skip
         settings = OperatorSettings(pods, config.watch_namespaces, config.inline_templates, config.resync_seconds)
         elector = Elector(Resources(store), config.name, lambda term: Operator(store, kube, settings).lead(term))
@@ -81,10 +81,10 @@ async def run_operator(config: OperatorConfig) -> None:
             task.result()
 
 
-async def run_release(namespaces: Sequence[str]) -> None:
+async def run_release(namespaces: Sequence[str], installation: str) -> None:
     async with await KubeClient.connect() as kube:
         await release_finalizers(kube, namespaces)
-        await end_workers(kube, namespaces)
+        await end_workers(kube, namespaces, installation)
 
 
 def _stop_signals() -> asyncio.Event:

@@ -115,10 +115,14 @@ async def end_of(stack: Stack, run: str, name: str) -> End:
     )  # fmt: skip
 
 
-async def failures_of(stack: Stack, run: str) -> int:
-    """Attempts of the run and of its child that count as failed. No fault but one of the agent makes any."""
-    query = "select coalesce(sum(failures), 0) as n from perdure.runs where run_id = $1 or parent_id = $1"
-    return int((await stack.sql(query, UUID(run)))[0]["n"])
+async def failures_of(stack: Stack, run: str) -> list[str]:
+    """Attempts of the run and of its child that count as failed, and why. No fault but one of the agent makes any."""
+    counted = await stack.sql("select name, failures from perdure.runs where (run_id = $1 or parent_id = $1) and failures > 0", UUID(run))
+    query = (
+        "select e.at::time, e.seq, e.epoch, e.kind, e.data from perdure.events e join perdure.runs r using (run_id)"
+        " where (run_id = $1 or parent_id = $1) and r.failures > 0 and e.kind like 'run.%' order by e.at, e.seq"
+    )
+    return [str(dict(row)) for row in [*counted, *(await stack.sql(query, UUID(run)) if counted else [])]]
 
 
 async def _slices(stack: Stack, run: UUID) -> list[SliceRow]:
@@ -222,7 +226,7 @@ async def _kill(stack: Stack, name: str, what: Crash, holder: Holder | None, pau
             pod = await _pod(stack, name, what.point)
             if pod is None:
                 return Verdict.GONE
-            return await kill_part(pod, what.victim)
+            return await kill_part(pod, what.victim, name=name, stack=stack)
         case "postgres":
             async with stack.breaking:
                 if pause is not None and await _gone(pause):
@@ -243,20 +247,47 @@ async def _kill(stack: Stack, name: str, what: Crash, holder: Holder | None, pau
     return Verdict.STRUCK
 
 
-async def kill_part(pod: WorkerPod, part: str) -> Verdict:
-    """SIGKILL; returns when it is dead. In a pod that is reused the agent is the process of the run."""
+async def kill_part(pod: WorkerPod, part: str, *, stack: Stack, name: str) -> Verdict:
+    """SIGKILL; returns when it is dead. In a pod that is reused the agent is the process of the run: one that works for another voyage
+    by now is left alone. It stands still while that is looked up, so that the pod gets no other run meanwhile."""
     process = pod.agent if part == "agent" else pod.sidecar
     if process.code is not None:
         return Verdict.GONE
     try:
         found = psutil.Process(process.pid)
-        if part == "agent" and (children := found.children()):
-            found = children[0]
+        if part == "agent":
+            found = await _freeze_agent(found)
+            if not await _works_for(stack, pod, name, begun=found.pid != process.pid):
+                found.resume()
+                return Verdict.GONE
         found.kill()
     except psutil.NoSuchProcess:
         return Verdict.GONE
     await ended(found)
     return Verdict.STRUCK
+
+
+async def _freeze_agent(parent: psutil.Process) -> psutil.Process:
+    """The process of the run, or where there is none (yet) the one that it comes from."""
+    while True:
+        children = parent.children()
+        found = children[0] if children else parent
+        found.suspend()
+        if found is not parent or not parent.children():
+            return found
+        parent.resume()
+
+
+async def _works_for(stack: Stack, pod: WorkerPod, name: str, *, begun: bool) -> bool:
+    """Whether the pod's newest lease is of this voyage; where no process has begun on it in a pod that is reused, that it holds."""
+    rows = await stack.sql(
+        "select coalesce(q.name, r.name) = $2 and ($3 or not p.reuse or p.run_id = r.run_id) as so"
+        " from perdure.events e join perdure.runs r using (run_id) join perdure.pods p on p.pod_id = $1"
+        " left join perdure.runs q on q.run_id = r.parent_id"
+        " where e.kind = 'run.leased' and e.data ->> 'pod' = p.pod_id::text order by e.at desc limit 1",
+        pod.pod_id, name, begun,
+    )  # fmt: skip
+    return bool(rows and rows[0]["so"])
 
 
 async def ended(process: psutil.Process) -> None:

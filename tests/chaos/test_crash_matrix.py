@@ -73,7 +73,7 @@ async def _run(chaos: Stack, plan: list[Crash], expected: End) -> tuple[Counter[
                     return
                 print(f"{time.monotonic() - began:6.1f} s  {verdict:6} in {time.monotonic() - since:4.1f} s  {name}: {what}", flush=True)
                 if what.victim != "agent" and (failed := await failures_of(chaos, run)):
-                    failures.append(f"{name}: {what}: {verdict}: {failed} attempts failed")
+                    failures.append(f"{name}: {what}: {verdict}: attempts failed: {failed}")
                 if found != expected:
                     failures.append(f"{name}: {what}: {verdict}\n  found    {found}\n  expected {expected}")
                 if verdict is Verdict.STRUCK:

@@ -59,7 +59,7 @@ async def test_a_killed_child_costs_an_attempt_and_not_the_pod(chaos: Stack) -> 
     with chaos.sink.held("killed"):
         run = await chaos.create("killed", "alone", {"what": "killed"})
         pod = await at_the_sink(chaos, "killed")
-        await kill_part(pod, "agent")
+        await kill_part(pod, "agent", stack=chaos, name="killed")
         chaos.sink.open("killed")
         view = await chaos.until(run)
     assert (view.state, view.attempt) == ("Succeeded", 2)

@@ -158,15 +158,40 @@ class Cluster(Clients):
 
     def kill_container_process(self, pod: str, container: str, sig: signal.Signals = signal.SIGKILL, *, namespace: str = "default") -> int:
         """Signals a container's first process, from outside, past Kubernetes. Returns its pid on this machine."""
+        pid = self._container_pid(pod, container, namespace)
+        os.kill(pid, sig)
+        return pid
+
+    def cut_connections(self, pod: str, container: str, port: int, *, silently: bool, namespace: str = "default") -> int:
+        """Ends the TCP connections that a pod has to this port: by a reset, or silently, as when a load balancer forgets them: what is sent
+        on them is lost from now on, and nobody is told. New ones pass. Returns how many they were."""
+        inside = self._network_of(pod, container, namespace)
+        ours = [line.split()[3].rpartition(":")[2] for line in self.exec([*inside, "ss", "-Htn", f"dport = :{port}"]).splitlines()]
+        for own in ours:
+            if silently:
+                for chain, direction in (("INPUT", "--dport"), ("OUTPUT", "--sport")):
+                    self.exec([*inside, "iptables", "-w", "-A", chain, "-p", "tcp", direction, own, "-j", "DROP"])
+            elif not self.exec([*inside, "ss", "-KHtn", f"dport = :{port} and sport = :{own}"]).strip():
+                raise ClusterError("this kernel resets no connection for ss (CONFIG_INET_DIAG_DESTROY)")
+        return len(ours)
+
+    def lost_packets(self, pod: str, container: str, *, namespace: str = "default") -> int:
+        """What came for connections that were cut silently, until now."""
+        rules = self.exec([*self._network_of(pod, container, namespace), "iptables", "-w", "-nvxL", "INPUT"])
+        return sum(int(line.split()[0]) for line in rules.splitlines() if " DROP " in line)
+
+    def _network_of(self, pod: str, container: str, namespace: str) -> list[str]:
+        """The beginning of a command line that runs in it."""
+        return ["nsenter", f"--net=/proc/{self._container_pid(pod, container, namespace)}/ns/net"]
+
+    def _container_pid(self, pod: str, container: str, namespace: str) -> int:
         statuses = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
         path = "".join(f'{{.status.{kind}[?(@.name=="{container}")].containerID}}' for kind in statuses)
         container_id = self.kubectl("get", "pod", pod, "-n", namespace, "-o", f"jsonpath={path}").strip().removeprefix("containerd://")
         tasks = {line.split()[0]: line.split() for line in self.exec(["ctr", "tasks", "list"]).splitlines()[1:]}
         if container_id not in tasks:
             raise ClusterError(f"container {container} of pod {namespace}/{pod} does not run")
-        pid = int(tasks[container_id][1])
-        os.kill(pid, sig)
-        return pid
+        return int(tasks[container_id][1])
 
     # How it starts and stops
 

@@ -42,7 +42,7 @@ async def watch(bench: Bench, request: pytest.FixtureRequest) -> AsyncIterator[W
             kubeconfig = request.getfixturevalue("kubeconfig")
             connection = lambda: connect(kubeconfig)  # noqa: E731
         await bench.widget("before")
-        watch.informer = Informer([WIDGETS], [bench.namespace], watch.change, kube=bench.kube, connection=connection)
+        watch.informer = Informer([WIDGETS], [bench.namespace], watch.change, {}, kube=bench.kube, connection=connection)
         task, synced = watch.informer.start(), asyncio.create_task(watch.informer.synced.wait())
         await asyncio.wait({task, synced}, return_when=asyncio.FIRST_COMPLETED)
         assert synced.done(), task

@@ -49,7 +49,7 @@ async def restricted(kubeconfig: str) -> AsyncIterator[RealBench]:
 
 @pytest.mark.parametrize("pool", POOLS)
 async def test_a_restricted_namespace_takes_the_pod(restricted: RealBench, pool: str) -> None:
-    settings = PodSettings("sidecar:1", ["https://perdure-gateway.perdure.svc"])
+    settings = PodSettings("sidecar:1", ["https://perdure-gateway.perdure.svc"], "perdure-system.perdure")
     pod = worker_pod("researcher", restricted.namespace, AgentPoolSpec.model_validate(POOLS[pool]), uuid4(), settings)
     made = await restricted.kube.create(PODS, restricted.namespace, pod)
     assert made["spec"]["initContainers"][0]["restartPolicy"] == "Always"

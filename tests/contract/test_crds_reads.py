@@ -74,12 +74,13 @@ def test_the_columns_of_runs(objects: Objects, made: Any) -> None:
         "progress": {"done": 3},
         "attempt": 2,
         "podName": "report-1",
+        "revision": "r1",
         "parentRef": {"name": "weekly"},
         "usage": {"cost": "0.25"},
     }
     made("shown", status, summary="A report")
     shown = cells(objects.table("agentruns"), "shown")
-    assert list(shown) == ["Name", "Phase", "Waiting-For", "Progress", "Attempt", "Age", "Pod", "Parent", "Cost", "Summary"]
+    assert list(shown) == ["Name", "Phase", "Waiting-For", "Progress", "Attempt", "Age", "Pod", "Revision", "Parent", "Cost", "Summary"]
     age = shown.pop("Age")
     assert age[1] == 0
     assert shown == {
@@ -89,6 +90,7 @@ def test_the_columns_of_runs(objects: Objects, made: Any) -> None:
         "Progress": (3, 0),
         "Attempt": (2, 0),
         "Pod": ("report-1", 1),
+        "Revision": ("r1", 1),
         "Parent": ("weekly", 1),
         "Cost": ("0.25", 1),
         "Summary": ("A report", 1),

@@ -113,6 +113,19 @@ class Installation:
         """Names of worker pods, those on their way out included."""
         return [pod["metadata"]["name"] for pod in self.all(PODS, namespace, labels="app.kubernetes.io/component=worker")]
 
+    def workers_of(self, pool: str, namespace: str) -> list[str]:
+        return [name for name in self.workers(namespace) if name.startswith(f"{pool}-")]
+
+    def leader(self) -> str:
+        """The operator's pod that leads, once there is one."""
+
+        def look() -> str | None:
+            holder = self.sql("select holder from perdure.leaders where role = 'operator'")
+            operators = self.all(PODS, NAMESPACE, labels="app.kubernetes.io/component=operator")
+            return next((name for pod in operators if holder.startswith(name := pod["metadata"]["name"])), None)
+
+        return str(self.until("an operator leads", look))
+
     def sql(self, query: str) -> str:
         """One value a line. Past Kubernetes: answers while the API server or the kubelet is away."""
         try:

@@ -290,7 +290,7 @@ def test_logs_are_followed_over_a_wait(jane: Person, perdure: Installation, plac
     assert first == again == "hello before the wait"
     assert "goes on (attempt 1, epoch 2)" in separator
     assert last == "hello after the wait: {'again': True}"
-    perdure.until("its pods are gone", lambda: not [pod for pod in perdure.workers(place) if pod.startswith("talker-")])
+    perdure.until("its pods are gone", lambda: not perdure.workers_of("talker", place))
     assert jane.says("logs", "spoken").err.count("is gone, and its log with it") == 2
 
 

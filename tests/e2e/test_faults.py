@@ -90,6 +90,8 @@ def test_a_quota_refuses_pods_until_it_is_raised(perdure: Installation, namespac
     perdure.until("the pool says why it has no pods", lambda: says() == ("False", "QuotaExceeded"))
     perdure.until("and so does the run", lambda: perdure.run("squeezed", namespace)["status"]["waitReason"] == "PoolNotReady")
     assert perdure.run("squeezed", namespace)["status"]["phase"] == "Pending"
+    describe = ("describe", "agentrun", "squeezed", "-n", namespace)
+    perdure.until("its events too", lambda: "QuotaExceeded" in perdure.cluster.kubectl(*describe).partition("Events:")[2])
     assert not perdure.workers(namespace)
 
     perdure.apply(namespace, quota(5))

@@ -8,13 +8,16 @@ import time
 import pytest
 from tests.cluster.errors import ClusterError
 from tests.e2e.inside import Inside
-from tests.e2e.installation import NAMESPACE, PODS, RUNS, Installation, agent_run, pool
+from tests.e2e.installation import NAMESPACE, PODS, RUNS, Installation, Json, agent_run, pool
 from tests.e2e.records import Records
 
 AGENT = ["python", "agents.py"]
 NEWS_SECONDS = 15.0
 OUTAGE_SECONDS = 20.0
 ABSENCE_SECONDS = 120.0
+SILENCE_SECONDS = 75.0
+"""After which a watch that says nothing is begun anew; API servers send something every minute."""
+METRICS_PORT = 9090
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +130,55 @@ def test_the_apiserver_restarts_and_news_come_at_once(perdure: Installation, pla
     perdure.until_phase("comes", place, "Suspended")
     assert perdure.until_phase("works-on", place, "Succeeded")["status"]["result"]["attempt"] == 1
     assert records.column("stays", "state") == "Suspended"
+
+
+@pytest.mark.parametrize(("how", "seconds"), [("reset", NEWS_SECONDS), ("forgotten", SILENCE_SECONDS + NEWS_SECONDS)])
+def test_the_leaders_watches_are_cut(perdure: Installation, place: str, records: Records, how: str, seconds: float) -> None:
+    """``forgotten``: the watches seem to be there, and say nothing any more."""
+    gone, new, later = f"{how}-gone", f"{how}-new", f"{how}-later"
+    perdure.apply(place, agent_run(gone, "cold", {}))
+    perdure.until_phase(gone, place, "Suspended")
+    leader = perdure.leader()
+    since = time.monotonic()  # those that are reset are begun anew at once
+    cut = perdure.cluster.cut_connections(leader, "operator", 443, silently=how == "forgotten", namespace=NAMESPACE)
+    assert cut >= 4, "a watch for each kind"
+    perdure.apply(place, agent_run(new, "cold", {}))
+    perdure.delete(RUNS, gone, place, "--wait=false")
+    perdure.until("the new run is known", lambda: records.column(new, "state"), seconds)
+    perdure.until("the deletion is known", lambda: records.column(gone, "state") == "Cancelled", seconds)
+    perdure.until("the deleted one is gone", lambda: perdure.get(RUNS, gone, place) is None, seconds)
+    # A list of everything, which is made now and then, may have told that; of each watch itself:
+    perdure.until("every watch is heard again", lambda: silence(perdure, leader) < time.monotonic() - since, seconds)
+    if how == "forgotten":
+        assert perdure.cluster.lost_packets(leader, "operator", namespace=NAMESPACE) > 0, "they were not cut"
+    perdure.until_phase(new, place, "Suspended")
+
+    perdure.apply(place, pool(later, [*AGENT, "waiter"], idle=1), trigger(later))
+    perdure.until("news of pools come", lambda: perdure.workers_of(later, place), NEWS_SECONDS)
+    known = f"select 1 from perdure.triggers where trigger_key = '{place}/{later}'"
+    perdure.until("news of triggers come", lambda: perdure.sql(known), NEWS_SECONDS)
+    records.until_warm(later)
+    [pod] = perdure.workers_of(later, place)
+    perdure.delete("pod", pod, place, "--wait=false")
+    perdure.until("news of pods come", lambda: set(perdure.workers_of(later, place)) - {pod}, NEWS_SECONDS)
+    assert perdure.leader() == leader, "somebody else knew it"
+    perdure.delete("pod", leader, NAMESPACE)  # what drops the packets is part of it
+
+
+def silence(perdure: Installation, operator: str) -> float:
+    """Seconds since the most silent of its watches was heard."""
+    pod = perdure.get(PODS, operator, NAMESPACE)
+    assert pod is not None
+    metrics = perdure.cluster.exec(["curl", "-sS", "--max-time", "5", f"http://{pod['status']['podIP']}:{METRICS_PORT}/metrics"])
+    return float(next(line.split()[1] for line in metrics.splitlines() if line.startswith("perdure_watch_age_seconds ")))
+
+
+def trigger(name: str) -> Json:
+    run = {"agent": {"poolRef": {"name": "cold"}}}
+    return {
+        "apiVersion": "perdure.dev/v1alpha1", "kind": "Trigger", "metadata": {"name": name},
+        "spec": {"source": {"manual": {}}, "runTemplate": {"spec": run}},
+    }  # fmt: skip
 
 
 def test_warm_runs_go_on_without_the_apiserver(perdure: Installation, place: str, records: Records, inside: Inside) -> None:

@@ -86,11 +86,6 @@ def each_tick_has_one_run(perdure: Installation, place: str, name: str, *, every
 # ------------------------------------------------------------------------------------------------------------ the clock
 
 
-def leader(perdure: Installation) -> str:
-    holder = perdure.sql("select holder from perdure.leaders where role = 'operator'")
-    return str(next(pod["metadata"]["name"] for pod in perdure.all(PODS, NAMESPACE) if holder.startswith(pod["metadata"]["name"])))
-
-
 def gateways(perdure: Installation) -> list[str]:
     return [pod["metadata"]["name"] for pod in perdure.all(PODS, NAMESPACE, labels="app.kubernetes.io/component=gateway")]
 
@@ -138,7 +133,7 @@ def test_each_tick_has_one_run_while_both_gateways_die_at_one(perdure: Installat
 def test_a_minute_has_one_run_though_leader_and_gateway_die_at_its_first_instant(perdure: Installation, place: str) -> None:
     perdure.apply(place, trigger("minute", {"schedule": {"cron": "* * * * *"}}))
     perdure.until("it is known", lambda: perdure.sql(f"select 1 from perdure.triggers where trigger_key = '{place}/minute'"))
-    pids = [process(perdure, leader(perdure), "operator"), process(perdure, gateways(perdure)[0], "gateway")]
+    pids = [process(perdure, perdure.leader(), "operator"), process(perdure, gateways(perdure)[0], "gateway")]
     at = next_tick(perdure, place, "minute")
     assert at % 60 == 0
     kill_at(at, *pids)

@@ -22,6 +22,7 @@ _problem = msgspec.json.Decoder(wire.Problem)
 class View(RunView, kw_only=True):
     """A run as a client reads it."""
 
+    spec: Any = None
     input: Any = None
     result: Any = None
 

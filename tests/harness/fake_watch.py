@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tests.harness.fake_kube import FakeKube
+from tests.harness.selectors import selects
 
 from perdure_operator.kube.client import Resource
 
@@ -17,8 +18,14 @@ Place = tuple[Resource, str, str]
 class FakeWatch:
     """``cut``: from now on nothing is heard; ``resume``: what changed in between is heard of again, but no deletion (a 410)."""
 
-    def __init__(self, kube: FakeKube, resources: Sequence[Resource], on_change: Callable[[Resource, str, str], None]) -> None:
-        self._kube, self._resources, self._on_change = kube, resources, on_change
+    def __init__(
+        self,
+        kube: FakeKube,
+        resources: Sequence[Resource],
+        on_change: Callable[[Resource, str, str], None],
+        selectors: Mapping[Resource, str],
+    ) -> None:
+        self._kube, self._resources, self._on_change, self._selectors = kube, resources, on_change, selectors
         self._seen: dict[Place, Json] = {}
         self._deleted: dict[Place, Json] = {}
         self._cut = False
@@ -42,6 +49,8 @@ class FakeWatch:
         if self._cut or resource not in self._resources:
             return
         meta = found["metadata"]
+        if not selects(self._selectors.get(resource, ""), meta.get("labels", {})):
+            return
         place = (resource, meta["namespace"], meta["name"])
         if what == "DELETED":
             self._seen.pop(place, None)

@@ -14,7 +14,7 @@ from tests.harness.fake_kube import FakeKube
 from tests.harness.fake_watch import FakeWatch
 
 from perdure_operator.controllers.operator import Operator, OperatorSettings
-from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, PODS, Resource
+from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, EVENTS, PODS, Resource
 from perdure_operator.kube.errors import KubeNotFound
 from perdure_operator.kube.specs.pod import PodSettings
 from perdure_operator.store.operations import Fence
@@ -26,7 +26,9 @@ Json = dict[str, Any]
 NS = "default"
 PATIENCE = 10.0
 POOL = {"template": {"spec": {"containers": [{"name": "agent", "image": "agent"}]}}, "capacity": {"minIdle": 0, "maxIdle": 0, "maxPods": 9}}
-SETTINGS = OperatorSettings(PodSettings(sidecar_image="sidecar", gateway_urls=("https://gateway",)), resync_seconds=3600)
+SETTINGS = OperatorSettings(
+    PodSettings(sidecar_image="sidecar", gateway_urls=("https://gateway",), installation="here"), resync_seconds=3600
+)
 GATEWAY = "g"
 
 
@@ -58,8 +60,8 @@ class Site:
         term = await self.resources.lead("operator", "test", 3600)
         assert term is not None
 
-        def watch(resources: Any, namespaces: Any, on_change: Any) -> FakeWatch:
-            self.watch = FakeWatch(self.kube, resources, on_change)
+        def watch(resources: Any, namespaces: Any, on_change: Any, selectors: Any) -> FakeWatch:
+            self.watch = FakeWatch(self.kube, resources, on_change, selectors)
             return self.watch
 
         self.operator = Operator(self.store, self.kube, settings, watch)
@@ -95,6 +97,15 @@ class Site:
             return found if found is not None and (found.get("status") or {}).get("phase") == phase else None
 
         found: Json = await self.until(look)
+        return found
+
+    async def events(self, reason: str) -> list[Json]:
+        """Waits for the events of this reason."""
+
+        async def look() -> list[Json]:
+            return [event for event in (await self.kube.list(EVENTS, NS))[0] if event["reason"] == reason]
+
+        found: list[Json] = await self.until(look)
         return found
 
     async def gone(self, name: str) -> None:

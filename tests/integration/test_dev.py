@@ -204,6 +204,31 @@ def test_after_every_kind_of_death_the_run_goes_on(machine: Machine) -> None:
 
 
 @pytest.mark.slow
+def test_what_outlived_its_session_has_ended_before_its_run_goes_on(machine: Machine) -> None:
+    machine.manifest(long="{ steps: 1000, seconds: 0.2 }")
+    session = machine.dev("-f", "runs.yaml")
+    machine.until("long", "Running", steps=2)
+    processes = machine.processes()
+    [guardian] = [pid for pid in processes if any("guardian" in word for word in psutil.Process(pid).cmdline())]
+    agents = [pod.agent_pid for pod in machine.state.pods().values()]
+    session.send_signal(signal.SIGSTOP)
+    os.kill(guardian, signal.SIGKILL)
+    session.kill()
+    session.wait()
+    assert all(psutil.pid_exists(pid) for pid in agents)
+
+    again = machine.dev("-f", "runs.yaml")
+    (machine.folder / "hurry").touch()
+    machine.until("long", "Succeeded", steps=1000)
+    ended(processes)
+    said = (machine.folder / "dev.out").read_text()
+    assert said.index("had left behind") < said.rindex("default/long leased by")
+    assert machine.perdure("verify").stdout == "all invariants hold\n"
+    again.send_signal(signal.SIGINT)
+    assert again.wait(30) == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [AGENT, SDK_AGENT], ids=["http", "sdk"])
 def test_ctrl_c_is_nobodys_failure(machine: Machine, source: str) -> None:
     (machine.folder / "agent.py").write_text(source)

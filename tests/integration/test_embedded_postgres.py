@@ -74,10 +74,14 @@ async def test_a_killed_server_comes_back_under_the_same_dsn(own_postgres: Embed
 async def test_a_server_that_somebody_else_killed_starts_again(own_postgres: EmbeddedPostgres) -> None:
     await write(own_postgres.dsn)
     postmaster = psutil.Process(own_postgres.pid)
+    lifeline = own_postgres._lifeline
     postmaster.kill()
     postmaster.wait()
     await own_postgres.start()
     assert await read(own_postgres.dsn) == 7
+    # It would end whoever has the number of the dead one when we end.
+    assert lifeline is not None
+    assert lifeline.poll() is not None
 
 
 OWNER = """

@@ -116,6 +116,8 @@ async def test_what_a_run_shows_of_itself(cluster: Cluster) -> None:
     assert view == await api.view(run)
     assert (view.summary, view.objective, view.steps) == ("a summary", "an objective", 1)
     assert view.input == {"n": [1, 2]}
+    assert "agent" in view.spec
+    assert "input" not in view.spec
     assert view.children == {"active": 1, "succeeded": 0, "failed": 0}
     assert [(w["kind"], w["name"]) for w in view.waiting_for] == [("signal", "go"), ("child_done", kid)]
     why = await api.call("GET", f"/runs/{run}/why")

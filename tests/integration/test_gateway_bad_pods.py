@@ -132,6 +132,20 @@ async def test_operations(cluster: Cluster) -> None:
     assert await pod.finish() == "Succeeded"
 
 
+async def test_a_known_wait_for_something_else(cluster: Cluster) -> None:
+    """Without a fingerprint the conditions speak for themselves; when they come true may change from attempt to attempt."""
+    gateway, api = await cluster.one()
+    await api.create()
+    pod = await cluster.holder(gateway)
+    first = {**WAIT, "on": [{"kind": "signal", "name": "x"}, {"kind": "timer", "seconds": 60}]}
+    assert (await pod.op(json.dumps(first).encode()))["status"] == "open"
+    again = {**first, "on": [first["on"][0], {"kind": "timer", "at": "2126-01-01T00:00:00Z"}]}
+    assert (await pod.op(json.dumps(again).encode()))["status"] == "open"
+    async with nothing_stored(cluster.pg) as complaints:
+        for what, other in (("conditions", {"on": [{"kind": "signal", "name": "y"}]}), ("mode", {"mode": "all"})):
+            complaints.frame(f"other {what}", await pod.ask(json.dumps({**first, **other}).encode()), "wait-conflict")
+
+
 async def test_fences(cluster: Cluster) -> None:
     gateway, api = await cluster.one()
     await api.create_many(["mine", "others"])

@@ -95,7 +95,7 @@ async def test_a_run_is_submitted_watched_and_reported(call: Call, cluster: Clus
     page = " ".join((await call("report", "one")).stdout.split())
     assert page.startswith("default/one Succeeded")
     assert "input [1]" in page
-    assert "1 leases, 1 attempt" in page
+    assert "1 lease, 1 attempt" in page
 
 
 async def test_signal_why_and_exit_codes(call: Call, cluster: Cluster, secure: tuple[ForwardedGateway, Authority]) -> None:

@@ -26,6 +26,8 @@ from perdure_operator.services.why import trouble_of_pool
 from perdure_operator.store.operations import Control
 from perdure_operator.store.store import Store
 
+HERE = SETTINGS.pods.installation
+
 
 @pytest.fixture
 async def site(store: Store, pg: asyncpg.Connection) -> Site:
@@ -141,6 +143,20 @@ async def test_what_cannot_run_says_why(site: Site, spec: Json, reason: str) -> 
     async with site.operating():
         await site.create("report", **spec)
         assert truth(await site.phase("report", "Pending"), "Succeeded") == ("Unknown", reason)
+        [event] = await site.events(reason)
+        assert (event["type"], event["involvedObject"]["name"]) == ("Warning", "report")
+    assert await site.pg.fetchval("select count(*) from perdure.runs") == 0
+
+
+async def test_what_cannot_begin_can_be_cancelled(site: Site) -> None:
+    async with site.operating():
+        await site.create("report")
+        await site.phase("report", "Pending")
+        await site.kube.merge_patch(AGENTRUNS, NS, "report", {"spec": {"desiredState": "Cancelled"}})
+        found = await site.phase("report", "Cancelled")
+        assert (truth(found, "Finished"), truth(found, "Succeeded")) == (("True", "Cancelled"), ("False", "Cancelled"))
+        await site.pool()
+        await asyncio.sleep(0.3)
     assert await site.pg.fetchval("select count(*) from perdure.runs") == 0
 
 
@@ -323,11 +339,7 @@ async def test_resources_of_runs_come_when_a_quota_has_room_for_them(site: Site,
         begun = monotonic()
         for name in ("a", "b"):
             await runs.apply(site.store, runs.spawn(parent, f"spawn:{name}#0", name=name)[0])
-
-        async def told() -> list[Json]:
-            return [event for event in (await site.kube.list(EVENTS, NS))[0] if event["reason"] == "QuotaExceeded"]
-
-        [event] = await site.until(told)
+        [event] = await site.events("QuotaExceeded")
         assert (event["involvedObject"]["name"], "exceeded quota: few" in event["message"]) == ("parent", True)
         await asyncio.sleep(0.5)
         tries = [call for call in site.kube.writes(AGENTRUNS) if call.verb == "create" and call.name != "parent"]
@@ -335,7 +347,7 @@ async def test_resources_of_runs_come_when_a_quota_has_room_for_them(site: Site,
         site.kube.faults.clear()
         for name in ("a", "b"):
             await site.phase(name, "Pending")
-        assert len(await told()) == 1
+        assert len(await site.events("QuotaExceeded")) == 1
 
 
 async def test_a_run_whose_resource_is_refused_for_good_says_so_at_its_parent(site: Site) -> None:
@@ -345,11 +357,7 @@ async def test_a_run_whose_resource_is_refused_for_good_says_so_at_its_parent(si
         parent = await site.lease((await site.pods(1))[0])
         site.kube.fail(KubeForbidden("no more agents, says a policy"), "create", AGENTRUNS, times=1_000_000)
         await runs.apply(site.store, runs.spawn(parent, "spawn:c#0", name="child")[0])
-
-        async def told() -> list[Json]:
-            return [event for event in (await site.kube.list(EVENTS, NS))[0] if event["reason"] == "NoResource"]
-
-        [event] = await site.until(told)
+        [event] = await site.events("NoResource")
         assert (event["involvedObject"]["name"], "says a policy" in event["message"]) == ("parent", True)
         await site.until(lambda: site.pg.fetchval("select gone from perdure.resources where name = 'child'"))
     assert [call.name for call in site.kube.writes(AGENTRUNS) if call.verb == "create"] == ["parent", "child"]
@@ -434,6 +442,8 @@ async def test_a_pool_whose_image_cannot_be_pulled_backs_off_and_says_so(site: S
             return (await site.get("report")).get("status", {}).get("waitReason") == "PoolNotReady"
 
         await site.until(said)
+        [event] = await site.events("ErrImagePull")
+        assert (event["type"], "no such image" in event["message"]) == ("Warning", True)
         [again] = await site.pods(1, besides=pod["metadata"]["name"])
         # The next one comes up: that it runs proves nothing, that it asks for a run does.
         running = {"phase": "Running", "containerStatuses": [{"name": "agent", "state": {"running": {}}}]}
@@ -499,6 +509,20 @@ async def test_a_deletion_that_nobody_saw_is_found(site: Site) -> None:
     assert await site.pg.fetchval("select state from perdure.runs") == "Cancelled"
 
 
+async def test_workers_of_another_installation_are_left_alone(site: Site) -> None:
+    labels = {"app.kubernetes.io/managed-by": "perdure", "app.kubernetes.io/component": "worker", "perdure.dev/installation": "there"}
+    neighbour = {"metadata": {"name": "neighbour", "labels": labels | {"perdure.dev/pod-id": str(uuid4())}}, "spec": {}}
+    made = await site.kube.create(PODS, NS, neighbour)
+    await site.pool()
+    async with site.operating() as operator:
+        await site.create("report")
+        await site.pods(1, besides="neighbour")
+        await operator._resync.look()
+    assert await end_workers(site.kube, [], HERE) == 1
+    await site.pods(0, besides="neighbour")
+    assert await site.kube.get(PODS, NS, "neighbour") == made
+
+
 async def test_no_worker_outlives_an_uninstall_and_what_was_at_work_goes_on_after_the_next_install(site: Site) -> None:
     await site.pool()
     async with site.operating():
@@ -507,9 +531,9 @@ async def test_no_worker_outlives_an_uninstall_and_what_was_at_work_goes_on_afte
         held = await site.lease(pod)
     others = {"app.kubernetes.io/managed-by": "Helm", "app.kubernetes.io/component": "worker"}
     await site.kube.create(PODS, NS, {"metadata": {"name": "a-stranger", "labels": others}, "spec": {}})
-    assert await end_workers(site.kube, ["elsewhere"]) == 0
-    assert await end_workers(site.kube, [NS]) == 1
-    assert await end_workers(site.kube, []) == 0
+    assert await end_workers(site.kube, ["elsewhere"], HERE) == 0
+    assert await end_workers(site.kube, [NS], HERE) == 1
+    assert await end_workers(site.kube, [], HERE) == 0
     await site.pods(0, besides="a-stranger")
     async with site.operating():
         await runs.apply(site.store, Control(held.run, "expire", held.lease))

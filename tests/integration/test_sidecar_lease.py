@@ -47,6 +47,20 @@ async def test_a_lost_lease_stops_the_agent_and_takes_receipts_as_evidence_only(
         assert await sidecar.exit_code() == 0
 
 
+async def test_where_a_kubelet_ends_it_a_sidecar_waits_for_that(tmp_path: Path) -> None:
+    """One that ended by itself while its agent's container is there would be started again."""
+    gateway = Gateway()
+    async with running(tmp_path, gateway, PERDURE_AWAIT_SIGTERM="true") as sidecar, sidecar.session() as agent:
+        await agent.step("first")
+        await gateway.pod.send(Retire(reason="not needed"))
+        assert "lost" in await agent.pushed()
+        await agent.socket.close()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(sidecar.process.wait(), 1.0)
+        sidecar.terminate()
+        assert await sidecar.exit_code() == 0
+
+
 async def test_a_welcome_without_the_lease_is_its_loss(tmp_path: Path) -> None:
     gateway = Gateway()
     async with running(tmp_path, gateway) as sidecar, sidecar.session() as agent:

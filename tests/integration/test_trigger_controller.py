@@ -18,14 +18,16 @@ from tests.harness.triggers import MANUAL, Bench, every, spec
 
 from perdure_operator.controllers.operator import Operator, OperatorSettings
 from perdure_operator.controllers.trigger import TriggerController
-from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, TRIGGERS
+from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, EVENTS, TRIGGERS
 from perdure_operator.kube.specs.pod import PodSettings
 from perdure_operator.store.resources import Resources
 from perdure_operator.store.store import Store
 
 Json = dict[str, Any]
 NS = "default"
-SETTINGS = OperatorSettings(PodSettings(sidecar_image="sidecar", gateway_urls=("https://gateway",)), resync_seconds=3600)
+SETTINGS = OperatorSettings(
+    PodSettings(sidecar_image="sidecar", gateway_urls=("https://gateway",), installation="here"), resync_seconds=3600
+)
 POOL = {"template": {"spec": {"containers": [{"name": "agent", "image": "agent"}]}}, "capacity": {"minIdle": 0, "maxIdle": 0, "maxPods": 0}}
 HOOK = {"webhook": {"auth": {"bearer": {"secretRef": {"name": "hook", "key": "key"}}}}}
 
@@ -67,7 +69,7 @@ async def site(store: Store, pg: asyncpg.Connection) -> AsyncIterator[Site]:
     site = Site(store, pg)
     await site.setup()
     site.kube = FakeKube()
-    site.cache = FakeWatch(site.kube, (TRIGGERS, AGENTRUNS), lambda *_: None)
+    site.cache = FakeWatch(site.kube, (TRIGGERS, AGENTRUNS), lambda *_: None, {})
     site.controller = TriggerController(
         store, site.triggers, site.kube, site.cache, (), inline=lambda _: site.inline, hooks_url="https://gateway/"
     )  # fmt: skip
@@ -254,6 +256,53 @@ async def test_a_spec_that_cannot_be_honoured_fires_nothing_until_it_can(site: S
     assert "inputFrom" in (await site.apply("lookup", lookup))["conditions"][0]["message"]
 
 
+async def test_a_trigger_whose_last_firing_died_is_not_ready_until_one_does_better(site: Site) -> None:
+    body = spec(MANUAL, retry={"maxAttempts": 1})
+    await site.pg.execute("delete from perdure.pools")
+    assert ready(await site.apply("wish", body)) == ("True", "Ready")
+    delivery = (await site.emit("wish")).delivery
+    await site.round()
+    status = await site.look("wish")
+    assert ready(status) == ("False", "DeliveryDead")
+    assert status["conditions"][0]["message"] == (
+        "the last firing made no run: there is no AgentPool p in namespace default; `kubectl agentrun deliveries wish` shows what was "
+        f"given up, `kubectl agentrun redrive wish {delivery}` tries it again"
+    )
+    events = (await site.kube.list(EVENTS, "default"))[0]
+    assert [(event["reason"], event["involvedObject"]["kind"]) for event in events] == [("DeliveryDead", "Trigger")]
+    written = site.writes()
+    assert await site.look("wish") == status
+    assert site.writes() == written
+    assert ready(await site.apply("wish", body | {"suspend": True})) == ("True", "Suspended")
+    assert ready(await site.apply("wish", body | {"suspend": False})) == ("False", "DeliveryDead")
+    own = {"spec": {"agent": {"template": {"spec": {"containers": [{"name": "agent", "image": "a"}]}}}}}
+    assert ready(await site.apply("wish", body | {"runTemplate": own})) == ("False", "InvalidSpec")
+    assert ready(await site.apply("wish", body | {"runTemplate": {"spec": {"agent": {"template": None}}}})) == ("False", "DeliveryDead")
+    await site.setup()
+    await site.triggers.redrive("default/wish", delivery)
+    assert ready(await site.look("wish")) == ("True", "Ready")
+    await site.round()
+    assert ready(await site.look("wish")) == ("True", "Ready")
+
+
+async def test_a_newer_firing_that_makes_a_run_makes_its_trigger_ready_again(site: Site) -> None:
+    await site.pg.execute("delete from perdure.pools")
+    await site.apply("wish", spec(MANUAL, retry={"maxAttempts": 1}))
+    for message in ("x", "y" * 1000):
+        await site.emit("wish")
+        await site.round()
+        await site.pg.execute("update perdure.deliveries set message = $1", message)
+    status = await site.look("wish")
+    assert ready(status) == ("False", "DeliveryDead")
+    assert status["conditions"][0]["message"].endswith("tries it again"), "a long story leaves room for what to do"
+    await site.setup()
+    await site.emit("wish")
+    assert ready(await site.look("wish")) == ("False", "DeliveryDead"), "not before it has a run"
+    await site.round()
+    status = await site.look("wish")
+    assert (ready(status), status["dead"]) == (("True", "Ready"), 2)
+
+
 async def test_a_suspended_trigger_is_ready_and_says_that_it_is_suspended(site: Site) -> None:
     assert ready(await site.apply("beat", spec(every(60), suspend=True))) == ("True", "Suspended")
     await move_clock(site.pg, 61)
@@ -290,7 +339,7 @@ async def test_resources_of_old_runs_go(site: Site) -> None:
 async def operating(store: Store, kube: FakeKube) -> AsyncIterator[None]:
     term = await Resources(store).lead("operator", "test", 3600)
     assert term is not None
-    operator = Operator(store, kube, SETTINGS, lambda resources, namespaces, on_change: FakeWatch(kube, resources, on_change))
+    operator = Operator(store, kube, SETTINGS, lambda resources, _, on_change, selectors: FakeWatch(kube, resources, on_change, selectors))
     task = asyncio.create_task(operator.lead(term))
     try:
         yield

@@ -201,6 +201,9 @@ async def test_dead_deliveries_are_listed_and_redriven(door: Door) -> None:
     ]
     assert (await door.get(base + "?state=Dead"))[0] == 400
     assert (await door.get(base, ("emit",)))[0] == 403
+    assert (await door.get(base + "?state=DONE")) == (200, {"items": [], "next": None})
+    status, answer = await door.get("/v1/namespaces/default/triggers/other/deliveries")
+    assert (status, answer["type"]) == (404, "urn:perdure:trigger-not-found")
     assert (await door.post(f"{base}/{uuid4()}/redrive", Authorization=door.bearer("emit")))[0] == 404
     assert (await door.post(f"{base}/x/redrive", Authorization=door.bearer("emit")))[0] == 400
     await door.setup()

@@ -16,6 +16,7 @@ from tests.harness.triggers import DAILY, MANUAL, Bench, every
 from perdure_operator.domain.errors import DeliveryNotFound, TriggerNotFound
 from perdure_operator.store.resources import Owner, Resources
 from perdure_operator.store.store import Store
+from perdure_operator.store.triggers import Emitted
 from perdure_operator.store.verify import CHECKS
 
 NOON = datetime(2026, 3, 10, 12, tzinfo=UTC)
@@ -238,6 +239,74 @@ async def test_a_deletion_stops_firing_and_closes_what_is_pending(bench: Bench) 
     assert await bench.runs() == []
 
 
+@pytest.mark.parametrize("claimed", [False, True])
+async def test_what_a_deletion_closed_does_not_use_up_its_key(bench: Bench, claimed: bool) -> None:
+    """Nothing came of it, so the sender's next try is no duplicate. Again and again, for each deletion."""
+    emitted = []
+    for _ in range(2):
+        uid = await bench.put("report", MANUAL)
+        emitted.append(await bench.emit("report", id="order-7", payload=b"[1]"))
+        if claimed:
+            await bench.triggers.claim("b", 10, 30)
+        assert await bench.triggers.delete("default/report", uid)
+    await bench.put("report", MANUAL)
+    emitted.append(await bench.emit("report", id="order-7", payload=b"[1]"))
+    assert [one.duplicate for one in emitted] == [False] * 3
+    assert await bench.emit("report", id="order-7") == Emitted(emitted[2].delivery, duplicate=True)
+    await bench.round()
+    assert len(await bench.runs()) == 1
+    first, second, third = await bench.deliveries()
+    assert (first["superseded_by"], second["superseded_by"]) == (second["delivery_id"], third["delivery_id"])
+    assert json.loads(first["decision"]) == {"action": "drop", "reason": "TriggerDeleted"}
+    assert [d["state"] for d in (first, second, third)] == ["FAILED", "FAILED", "DONE"]
+    assert third["dedup_key"] == "manual:default/report:order-7"
+    assert await bench.store.verify() == []
+
+
+async def test_a_dead_delivery_of_a_deleted_trigger_frees_its_key_once_it_is_redriven_to_nobody(bench: Bench) -> None:
+    await bench.pg.execute("delete from perdure.pools")
+    uid = await bench.put("report", MANUAL, retry={"maxAttempts": 1})
+    emitted = await bench.emit("report", id="order-7")
+    await bench.round()
+    await bench.triggers.delete("default/report", uid)
+    await bench.setup()
+    await bench.triggers.redrive("default/report", emitted.delivery)
+    await bench.round()
+    assert await bench.states() == ["FAILED"]
+    await bench.put("report", MANUAL)
+    assert not (await bench.emit("report", id="order-7")).duplicate
+    await bench.round()
+    assert await bench.states() == ["FAILED", "DONE"]
+
+
+async def test_an_outcome_uses_its_key_up_whatever_is_deleted(bench: Bench) -> None:
+    uid = await bench.put("report", MANUAL, startingDeadlineSeconds=60)
+    await bench.emit("report", id="made")
+    await bench.round()
+    await bench.emit("report", id="late")
+    await move_clock(bench.pg, 61)
+    await bench.round()
+    assert await bench.states() == ["DONE", "FAILED"]
+    await bench.triggers.delete("default/report", uid)
+    await bench.put("report", MANUAL)
+    assert (await bench.emit("report", id="made")).duplicate
+    assert (await bench.emit("report", id="late")).duplicate
+
+
+async def test_an_instant_that_a_deletion_closed_stays_closed(bench: Bench) -> None:
+    uid = await bench.put("report", DAILY)
+    seen = await bench.triggers.get("default/report")
+    assert seen is not None
+    await bench.set_clock(datetime(2026, 3, 11, 7, tzinfo=UTC))
+    await bench.gateway.scheduler.tick()
+    await bench.triggers.delete("default/report", uid)
+    await bench.put("report", DAILY)
+    await bench.pg.execute("update perdure.triggers set next_at = $1", seen.next_at)
+    await bench.round()
+    assert await bench.states() == ["FAILED"]
+    assert await bench.runs() == []
+
+
 # --------------------------------------------------------------------------------------------------------------- what runs
 
 
@@ -291,6 +360,7 @@ async def test_forbid_counts_a_suspended_run_as_active(bench: Bench) -> None:
     for delivery in skipped:
         assert (delivery["state"], delivery["superseded_by"]) == ("DONE", first["delivery_id"])
         assert json.loads(delivery["decision"]) == {"action": "skip", "reason": "Forbid", "run": str(held.run)}
+        assert delivery["message"] == f"run {name} has not ended"
     await runs.apply(bench.store, runs.verb(held.run, "cancel"))
     await move_clock(bench.pg, 60)
     await bench.round()
@@ -403,6 +473,8 @@ async def test_verify_finds_what_is_wrong_with_deliveries(bench: Bench) -> None:
         "update perdure.deliveries set decision = null",
         "update perdure.deliveries set state = 'PENDING', decision = null, closed_at = null",
         "update perdure.deliveries set payload = 'x'",
+        "update perdure.deliveries set decision = perdure.trigger_deleted(), run_id = null",
+        "update perdure.deliveries set dedup_key = 'superseded:' || dedup_key",
         "update perdure.runs set idempotency_key = null",
         "delete from perdure.deliveries",
         "delete from perdure.triggers",

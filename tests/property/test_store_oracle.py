@@ -284,12 +284,12 @@ class StoreAgainstOracle(RuleBasedStateMachine):
             self.tokens.append((run.id, answer["key"], answer["token"], fence))
 
     @precondition(lambda self: self.tokens)
-    @options(n=range(8), state=("succeeded", "succeeded", "failed", "unknown", "cancelled"), response=(b"1", BIG))
-    def end(self, n: int, state: str, response: bytes) -> None:
+    @options(n=range(8), state=("succeeded", "succeeded", "failed", "unknown", "cancelled"), response=(b"1", BIG), pieces=SLICES)
+    def end(self, n: int, state: str, response: bytes, pieces: tuple[str, ...]) -> None:
         """By any token that was ever granted, under the fence it was granted for: now and then long after that lease."""
         run, key, token, fence = self.tokens[-1 - n % len(self.tokens)]
         body = {"key": key, "token": token, "state": state, "providerRef": None, "error": None if state == "succeeded" else {"type": "E"}}
-        self.do(Control(run, "activity.end", body, fence, self.mint(), response))
+        self.do(Control(run, "activity.end", body, fence, self.mint(), response, slices=slices(pieces)))
 
     @options(n=FEW, how=HOW, key=(0, 0, 1), happened=(True, False))
     def resolve(self, n: int, how: str, key: int, happened: bool) -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from tests.harness.api import Refused
 from tests.harness.cluster import Cluster
+from tests.harness.gateways import PATIENCE
 from tests.harness.pods import FakePod, answer
 from tests.harness.postgres import locked, waiters
 
@@ -162,6 +163,26 @@ async def test_operations_on_the_heels_of_a_hello(cluster: Cluster) -> None:
         await pod.cut()
         await pod.connect(gateway)
         assert (await pod.step(f"step:s#{n}")).existing is False
+
+
+async def test_a_lease_is_delivered_again_before_anything_is_answered(cluster: Cluster) -> None:
+    """The gateway's beat would find it too, a quarter of a lease later: here that is beyond the test's patience, and until then the resend
+    of a call would be refused."""
+    gateways = await cluster.start("a", "b", lease_seconds=4 * (PATIENCE + 10))
+    run = await cluster.api(gateways[0]).create()
+    pod = await cluster.holder(gateways[0])
+    body, request = wire.ActivityBegin(tool="send_mail"), str(uuid.uuid4())
+    granted = await pod.get(wire.ActivityDecision, body, req=request)
+    assert granted.decision == "execute"
+    for gateway in gateways:
+        await pod.cut()
+        await pod.connect(gateway)
+        resent = await pod.get(wire.ActivityDecision, body, req=request)
+        assert pod.heard(wire.Lease) == 1
+        assert resent == granted
+        context = await pod.lease()
+        assert (context.run_id, context.epoch) == (run, 1)
+    assert await pod.finish() == "Succeeded"
 
 
 async def test_a_refused_operation_does_not_hold_up_the_next(cluster: Cluster) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -19,6 +21,11 @@ from tests.harness.pods import FakePod, signal
 from perdure import protocol as wire
 from perdure_operator.store.operations import Control, SliceWrite
 from perdure_operator.store.store import Store
+
+CALL: dict[str, Any] = {
+    "tool": "t", "effect": "external", "policy": "query", "fingerprint": "f", "occurrence": 0, "step": None,
+    "timeoutSeconds": 7.0, "leaseSeconds": 1.0, "maxRetries": 3,
+}  # fmt: skip
 
 
 @asynccontextmanager
@@ -138,10 +145,7 @@ async def test_a_worker_that_was_given_up_is_granted_no_call_again(cluster: Clus
 @pytest.mark.parametrize("kind", ["activity.begin", "activity.resolve"])
 async def test_no_grant_is_repeated_to_who_has_lost_the_lease(store: Store, kind: str) -> None:
     held = await runs.running(store)
-    call = {
-        "key": "k", "tool": "t", "effect": "external", "policy": "query", "fingerprint": "f", "occurrence": 0, "step": None,
-        "timeoutSeconds": 7.0, "leaseSeconds": 1.0, "maxRetries": 3, "token": str(uuid4()),
-    }  # fmt: skip
+    call = {**CALL, "key": "k", "token": str(uuid4())}
     granted = runs.work(held, "activity.begin", **call)
     assert (await runs.apply(store, granted)).answer["decision"] == "execute"
     if kind == "activity.resolve":
@@ -164,6 +168,40 @@ async def test_a_resend_writes_no_session(store: Store, pg: asyncpg.Connection) 
         assert outcome.code == "ok"
         assert await pg.fetchval("select count(*) from perdure.slices") + await pg.fetchval("select count(*) from perdure.blobs") == 0
         await runs.apply(store, Control(held.run, "expire", held.lease))
+
+
+async def test_a_late_receipt_writes_no_session(store: Store, pg: asyncpg.Connection) -> None:
+    """It is evidence for the ledger, whether the run waits for its next worker, has one or has finished; the session is the next one's."""
+
+    async def session() -> list[asyncpg.Record]:
+        saved = "perdure.events where kind in ('checkpoint.saved', 'session.saved')"
+        return [row for part in ("perdure.slices", "perdure.checkpoints", saved) for row in await pg.fetch(f"select * from {part}")]
+
+    held = await runs.running(store)
+    calls = {f"k{n}": str(uuid4()) for n in range(3)}
+    for key, token in calls.items():
+        begin = runs.work(held, "activity.begin", **CALL, key=key, token=token)
+        assert (await runs.apply(store, begin)).answer["decision"] == "execute"
+    checkpoint = runs.work(held, "checkpoint", type="step", coversSeq=0)
+    await runs.apply(store, replace(checkpoint, slices=(SliceWrite("plan", b"[1]", append=True),)))
+    before = await session()
+    await runs.apply(store, Control(held.run, "expire", held.lease))
+
+    async def receipt(key: str) -> None:
+        end = runs.work(held, "activity.end", key=key, token=calls[key], state="succeeded", payload=b'"sent"')
+        late = (SliceWrite("plan", b"[2]", append=True), SliceWrite("other", b"1"))
+        for request in (uuid4(), uuid4()):  # the second time it moves nothing in the ledger
+            outcome = await runs.apply(store, replace(end, request=request, slices=late))
+            assert (outcome.code, outcome.answer["state"], outcome.answer["evidence"]) == ("ok", "SUCCEEDED", True)
+            assert await session() == before
+
+    await receipt("k0")
+    heir = await runs.lease_next(store)
+    await receipt("k1")
+    context = await store.context(held.run)
+    assert [(piece.name, piece.chunks) for piece in context.slices] == [("plan", [b"[1]"])]
+    await runs.apply(store, runs.work(heir, "finish", outcome="succeeded"))
+    await receipt("k2")
 
 
 async def test_what_comes_with_a_step_is_stored_once(store: Store, pg: asyncpg.Connection) -> None:

@@ -11,6 +11,7 @@ from tests.harness import runs
 from tests.harness.postgres import move_clock, waiters
 from tests.harness.triggers import MANUAL, Bench, GatewayPart, every
 
+from perdure_operator.domain.ids import uuid7
 from perdure_operator.services.delivery_router import CLAIM_SECONDS
 from perdure_operator.store.store import Store
 
@@ -123,6 +124,45 @@ async def test_the_same_event_many_times_at_once_is_one_delivery_and_one_run(ben
     await asyncio.gather(*(gateway.round() for gateway in gateways))
     again = await bench.emit("report", id="order-7")
     assert again.duplicate
+    await bench.round()
+    assert len(await bench.runs()) == 1
+
+
+async def test_a_key_that_a_deletion_left_is_handed_over_once(bench: Bench, database: str) -> None:
+    """All saw the row that gives its key up before one of them took it."""
+    uid = await bench.put("report", MANUAL)
+    lost = await bench.emit("report", id="order-7")
+    await bench.triggers.delete("default/report", uid)
+    await bench.put("report", MANUAL)
+    blocker = await asyncpg.connect(database)
+    async with blocker.transaction():
+        await blocker.execute("select 1 from perdure.deliveries for update")
+        tasks = [asyncio.create_task(bench.emit("report", id="order-7")) for _ in range(3)]
+        await waiters(database, 3)
+    await blocker.close()
+    emitted = await asyncio.gather(*tasks)
+    assert sorted(one.duplicate for one in emitted) == [False, True, True]
+    assert len({one.delivery for one in emitted} | {lost.delivery}) == 2
+    await bench.round()
+    assert len(await bench.runs()) == 1
+
+
+@pytest.mark.parametrize("taken", [True, False])
+async def test_whoever_waits_for_a_key_has_it_if_the_first_one_does_not_take_it(bench: Bench, database: str, taken: bool) -> None:
+    uid = await bench.put("report", MANUAL)
+    await bench.emit("report", id="order-7")
+    await bench.triggers.delete("default/report", uid)
+    await bench.put("report", MANUAL)
+    first = await asyncpg.connect(database)
+    transaction = first.transaction()
+    await transaction.start()
+    emit = "select duplicate from perdure.emit($1, 'default/report', 'manual', 'manual:default/report:order-7', null, '{}')"
+    assert not await first.fetchval(emit, uuid7())
+    second = asyncio.create_task(bench.emit("report", id="order-7"))
+    await waiters(database, 1)
+    await (transaction.commit() if taken else transaction.rollback())
+    assert (await second).duplicate is taken
+    await first.close()
     await bench.round()
     assert len(await bench.runs()) == 1
 

@@ -9,7 +9,12 @@ import pytest
 from perdure_operator.config import Address, ConfigError, GatewayConfig, OperatorConfig, TlsFiles
 
 GATEWAY = {"PERDURE_DSN": "postgresql://x", "PERDURE_AUTH": "kubernetes"}
-OPERATOR = {"PERDURE_DSN": "postgresql://x", "PERDURE_SIDECAR_IMAGE": "sidecar:1", "PERDURE_GATEWAY_URL": "https://gateway.perdure.svc"}
+OPERATOR = {
+    "PERDURE_DSN": "postgresql://x",
+    "PERDURE_SIDECAR_IMAGE": "sidecar:1",
+    "PERDURE_GATEWAY_URL": "https://gateway.perdure.svc",
+    "PERDURE_INSTALLATION": "perdure-system.perdure",
+}
 TLS = {"PERDURE_TLS_CERT_FILE": "/tls.crt", "PERDURE_TLS_KEY_FILE": "/tls.key"}
 
 
@@ -76,6 +81,7 @@ def test_the_operator_s_environment(tmp_path: Path) -> None:
     [
         ({"PERDURE_SIDECAR_IMAGE": ""}, "PERDURE_SIDECAR_IMAGE"),
         ({"PERDURE_GATEWAY_URL": ""}, "PERDURE_GATEWAY_URL"),
+        ({"PERDURE_INSTALLATION": ""}, "PERDURE_INSTALLATION"),
         ({"PERDURE_SIDECAR_PULL_POLICY": "always"}, "PERDURE_SIDECAR_PULL_POLICY"),
         ({"PERDURE_RESYNC_SECONDS": "0"}, "PERDURE_RESYNC_SECONDS"),
     ],

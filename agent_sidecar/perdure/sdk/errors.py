@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from perdure.protocol import ErrorInfo, Problem
 
 _MAX_MESSAGE = 20_000
@@ -194,9 +196,10 @@ class PodRetired(PerdureError):
 
 
 def describe(error: BaseException, *, retryable: bool | None = None) -> ErrorInfo:
-    """The wire form of an exception: ``type`` is the code of a typed error, else the name of the class."""
+    """The wire form of an exception: ``type`` is the code of a typed error, else the name of the class. A step's error is that of what it
+    ran into, with the step's name."""
     if isinstance(error, StepFailed):
-        return error.error
+        return replace(error.error, message=f"step {error.step}: {error.error.message}"[:_MAX_MESSAGE])
     name = error.code if isinstance(error, PerdureError | RunCancelled | NotExecuted) else type(error).__qualname__
     if retryable is None:
         retryable = error.retryable if isinstance(error, PerdureError | RunCancelled | NotExecuted) else True

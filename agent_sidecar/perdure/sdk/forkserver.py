@@ -36,7 +36,7 @@ import msgspec
 
 from perdure.sdk import descendants, onethread
 from perdure.sdk.errors import InvalidDeclaration, SidecarUnavailable
-from perdure.sdk.exits import AGENT_FAILED, DONE, LEASE_LOST
+from perdure.sdk.exits import AGENT_FAILED, DONE, LEASE_LOST, ProcessExits
 from perdure.sdk.serve import serve_once
 from perdure.sdk.sidecar import GIVE_UP_SECONDS, Address
 
@@ -57,14 +57,14 @@ class _Next(msgspec.Struct):
     secret: str
 
 
-def serve_forking(agent: Agent[..., Any], address: Address) -> int:
-    """Serves runs until the pod retires; gives the exit code. Raises InvalidDeclaration."""
+def serve_forking(agent: Agent[..., Any], address: Address, exits: ProcessExits) -> int:
+    """Serves runs until the pod retires; gives the exit code, and tells ``exits`` of SIGTERM. Raises InvalidDeclaration."""
     if address.socket is None:
         raise InvalidDeclaration("PERDURE_POD_REUSE=ForkPerRun needs PERDURE_SOCKET, the unix socket of the sidecar")
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
         raise InvalidDeclaration("serve() must be called without an event loop: a fork would inherit it")
-    return _Parent(address, _how_to_start(agent, address)).run()
+    return _Parent(address, _how_to_start(agent, address), exits).run()
 
 
 def _how_to_start(agent: Agent[..., Any], address: Address) -> Start:
@@ -86,11 +86,11 @@ def _how_to_start(agent: Agent[..., Any], address: Address) -> Start:
 
 
 class _Parent:
-    def __init__(self, address: Address, start: Start) -> None:
+    def __init__(self, address: Address, start: Start, exits: ProcessExits) -> None:
         self._address = address
         self._start = start
         self._child = 0
-        self._ending = False
+        self._exits = exits
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, self._told_to_end)
@@ -98,8 +98,8 @@ class _Parent:
             while (secret := self._next()) is not None:
                 code, clean = self._serve(secret)
                 # A pod that is being ended must not be given another run.
-                self._ask("POST", "/v1/idle", {"clean": clean and not self._ending, "exitCode": code})
-                if not clean or self._ending:
+                self._ask("POST", "/v1/idle", {"clean": clean and not self._exits.terminated, "exitCode": code})
+                if not clean or self._exits.terminated:
                     break
         except _Ended:
             return DONE
@@ -116,7 +116,7 @@ class _Parent:
         tmp = tempfile.mkdtemp(prefix="perdure-run-")
         try:
             self._child = self._start(read, tmp)
-            if self._ending:
+            if self._exits.terminated:
                 os.kill(self._child, signal.SIGTERM)
             _, status = os.waitpid(self._child, 0)
         finally:
@@ -154,7 +154,7 @@ class _Parent:
                 connection.close()
 
     def _told_to_end(self, number: int, frame: FrameType | None) -> None:
-        self._ending = True
+        self._exits.terminated = True
         if self._child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGTERM)
@@ -182,7 +182,7 @@ def _fork(agent: Agent[..., Any], address: Address, secret: int, tmp: str) -> in
     try:
         _become_child(tmp)
         with os.fdopen(secret, "rb") as source:
-            code = serve_once(agent, address, source.read().decode())
+            code = serve_once(agent, address, source.read().decode(), ProcessExits())
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else AGENT_FAILED
     except BaseException:  # noqa: BLE001  # nothing may get back into the parent's code

@@ -13,13 +13,11 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from perdure.sdk.errors import PodRetired, Refused, SidecarUnavailable
 from perdure.sdk.execution import Execution
-from perdure.sdk.exits import DONE, LEASE_LOST, TERMINATED, ProcessExits
+from perdure.sdk.exits import DONE, ENDING, LEASE_LOST, TERMINATED, ProcessExits
 from perdure.sdk.sidecar import Address, SidecarTransport, address_from
 
 if TYPE_CHECKING:
@@ -28,38 +26,42 @@ if TYPE_CHECKING:
 _log = logging.getLogger("perdure")
 
 
-def serve(agent: Agent[..., Any]) -> None:
+def serve(agent: Agent[..., Any]) -> NoReturn:
     """Does not return: it exits the process. Raises InvalidDeclaration where there is an event loop already."""
     if not logging.root.handlers:
         logging.basicConfig(
             level=os.environ.get("PERDURE_LOG_LEVEL", "info").upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
+    exits = ProcessExits()
     if os.environ.get("PERDURE_POD_REUSE") == "ForkPerRun":
         from perdure.sdk.forkserver import serve_forking
 
-        sys.exit(serve_forking(agent, address_from(os.environ)))
-    sys.exit(serve_once(agent, address_from(os.environ), _inherited_secret()))
+        code = serve_forking(agent, address_from(os.environ), exits)
+    else:
+        code = serve_once(agent, address_from(os.environ), _inherited_secret(), exits)
+    exits.end(code)
 
 
-def serve_once(agent: Agent[..., Any], address: Address, secret: str | None) -> int:
+def serve_once(agent: Agent[..., Any], address: Address, secret: str | None, exits: ProcessExits) -> int:
     """One run on an event loop of its own; gives the exit code."""
     loop = _new_loop()
     asyncio.set_event_loop(loop)
     # The loop is left as it is: to close it would run what the agent left pending.
-    return loop.run_until_complete(_Server(agent).run(address, secret))
+    return loop.run_until_complete(_Server(agent, exits).run(address, secret))
 
 
 class _Server:
-    def __init__(self, agent: Agent[..., Any]) -> None:
+    def __init__(self, agent: Agent[..., Any], exits: ProcessExits) -> None:
         self._agent = agent
-        self._exits = ProcessExits()
+        self._exits = exits
         self._execution: Execution | None = None
 
     async def run(self, address: Address, secret: str | None) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            for number in ENDING:
                 loop.add_signal_handler(number, self._told_to_end)
+            self._exits.heed()
         transport = SidecarTransport(address, secret)
         opening = asyncio.ensure_future(transport.open())
         try:
@@ -80,6 +82,7 @@ class _Server:
 
     def _told_to_end(self) -> None:
         """SIGTERM: the run is given back, as soon as the tools that are at work have sent their receipts."""
+        self._exits.terminated = True  # also where the agent has a handler of its own in place of that of ``heed``
         if self._execution is None:
             self._exits.leave(DONE)
         else:

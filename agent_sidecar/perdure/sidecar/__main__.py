@@ -30,7 +30,7 @@ log = logging.getLogger("perdure.sidecar")
 
 
 async def serve(settings: Settings) -> None:
-    """Until the pod's work is over. Raises OSError when a listener cannot be bound."""
+    """Until the pod's work is over, and the kubelet says so where there is one. Raises OSError when a listener cannot be bound."""
     loop = asyncio.get_running_loop()
     pod = Pod(reuse=settings.reuse, metrics=make_metrics(), time=loop.time)
     gateway = GatewayClient(settings, pod)
@@ -69,6 +69,8 @@ async def serve(settings: Settings) -> None:
         server.close()
         if receipts is not None:
             receipts.close()
+    if settings.await_sigterm:
+        await terminated.wait()
 
 
 async def listen(settings: Settings, server: HttpServer) -> list[asyncio.Server]:

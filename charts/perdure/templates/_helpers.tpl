@@ -22,6 +22,11 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{ printf "%s-%s-%s" $root.Release.Namespace $root.Release.Name (index . 1) }}
 {{- end }}
 
+{{/* What worker pods are labelled with. A namespace has no dot in its name, so no two releases have the same. */}}
+{{- define "perdure.installation" -}}
+{{ .Release.Namespace }}.{{ .Release.Name }}
+{{- end }}
+
 {{/* [root, image] */}}
 {{- define "perdure.image" -}}
 {{- $root := index . 0 -}}

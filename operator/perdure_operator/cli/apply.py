@@ -7,7 +7,7 @@ runs that it has. The Idempotency-Key is ``spec.idempotencyKey``, else the name.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,13 @@ from perdure_operator.kube.api.v1alpha1 import AgentRef, AgentRun, PoolRef, impl
 from perdure_operator.local.manifests import Loaded, pools, runs
 
 
-def apply(client: Client, loaded: list[Loaded]) -> Iterator[Applied]:
-    """Stores every pool, then yields each run as it is stored. Raises ApiError."""
+def apply(client: Client, loaded: list[Loaded], say: Callable[[str], None]) -> Iterator[Applied]:
+    """Stores every pool, and says which of them were another before; then yields each run as it is stored. Raises ApiError."""
+    before = client.pools()
     for item, pool in pools(loaded):
-        client.put_pool(item.namespace, item.name, pool.spec.to_json())
+        stored = client.put_pool(item.namespace, item.name, pool.spec.to_json())
+        if before.get(item.full_name, stored) != stored:
+            say(f"AgentPool {item.full_name} is changed: all its runs get workers of the new kind from now on")
     for item, run in runs(loaded):
         if run.spec.agent.template is not None:
             name, spec = implicit_pool(run.spec.agent.template)

@@ -20,6 +20,7 @@ from perdure_operator.cli.routes import Route
 from perdure_operator.cli.views import EventView, RunView
 
 TIMEOUT_SECONDS = 30.0
+MAX_PAGE = 500
 STREAM_TIMEOUT_SECONDS = 90.0
 """A tail that says nothing for so long, not even a comment, is opened again."""
 
@@ -88,7 +89,7 @@ class Client:
 
     def run_items(self, namespace: str, **filters: str | None) -> Iterator[Any]:
         """All of them, page by page, oldest first. ``-`` is every namespace. Filters: state, pool, parent."""
-        query: dict[str, Any] = {"limit": 500, **{k: v for k, v in filters.items() if v is not None}}
+        query: dict[str, Any] = {"limit": MAX_PAGE, **{k: v for k, v in filters.items() if v is not None}}
         while True:
             page = self.get(f"/v1/namespaces/{_q(namespace)}/runs", query)
             yield from page["items"]
@@ -102,14 +103,20 @@ class Client:
     def event_items(self, namespace: str, run: str, start: int = 1) -> Iterator[Any]:
         """From sequence ``start`` to the present end of the log."""
         while True:
-            page = self.get(run_path(namespace, run, "events"), {"from": start, "limit": 500})
+            page = self.get(run_path(namespace, run, "events"), {"from": start, "limit": MAX_PAGE})
             yield from page["items"]
             if not page["items"] or not page.get("next"):
                 return
             start = page["items"][-1]["seq"] + 1
 
-    def put_pool(self, namespace: str, name: str, spec: dict[str, Any]) -> None:
-        self.send("PUT", f"/v1/namespaces/{_q(namespace)}/pools/{_q(name)}", {"spec": spec})
+    def put_pool(self, namespace: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+        """Gives the specification as it is stored."""
+        stored: dict[str, Any] = self.send("PUT", f"/v1/namespaces/{_q(namespace)}/pools/{_q(name)}", {"spec": spec})["spec"]
+        return stored
+
+    def pools(self) -> dict[str, dict[str, Any]]:
+        """The specifications of all pools, by namespace/name."""
+        return {item["pool"]: item["spec"] for item in self.get("/v1/namespaces/-/pools")["items"]}
 
     def submit(self, namespace: str, body: dict[str, Any], key: str) -> RunView:
         """The run that this key made, now or before."""
@@ -117,6 +124,22 @@ class Client:
 
     def signal(self, namespace: str, run: str, name: str, payload: Any, signal_id: str) -> dict[str, Any]:
         return dict(self._request("POST", run_path(namespace, run, f"signals/{_q(name)}"), payload, key=signal_id))
+
+    def delivery_items(self, namespace: str, trigger: str, *, state: str | None = None, page: int = MAX_PAGE) -> Iterator[Any]:
+        """All of them, the youngest first; ``page``: how many are asked for at once."""
+        query: dict[str, Any] = {"limit": min(page, MAX_PAGE)} | ({"state": state} if state is not None else {})
+        while True:
+            answer = self.get(trigger_path(namespace, trigger, "deliveries"), query)
+            yield from answer["items"]
+            if not answer.get("next"):
+                return
+            query["before"] = answer["next"]
+
+    def redrive(self, namespace: str, trigger: str, delivery: str) -> dict[str, Any]:
+        return dict(self.send("POST", trigger_path(namespace, trigger, f"deliveries/{_q(delivery)}/redrive"), None))
+
+    def fire(self, namespace: str, trigger: str, payload: Any, key: str) -> dict[str, Any]:
+        return dict(self._request("POST", trigger_path(namespace, trigger, "emit"), payload, key=key))
 
     def tail(self, namespace: str, run: str, start: int = 1) -> Iterator[EventView]:
         """Live, from sequence ``start``, until the run is terminal; goes on after a lost connection."""
@@ -281,6 +304,10 @@ def _q(part: str) -> str:
 
 def run_path(namespace: str, run: str, rest: str = "") -> str:
     return f"/v1/namespaces/{_q(namespace)}/runs/{_q(run)}" + (f"/{rest}" if rest else "")
+
+
+def trigger_path(namespace: str, trigger: str, rest: str) -> str:
+    return f"/v1/namespaces/{_q(namespace)}/triggers/{_q(trigger)}/{rest}"
 
 
 _RUN_PATH = re.compile("/v1/namespaces/(?P<namespace>[^/]+)/runs/(?P<run>[^/]+)")

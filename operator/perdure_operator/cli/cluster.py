@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -123,13 +123,13 @@ class ClusterConnection(Connection):
             namespace, slash, name = account.rpartition("/")
             if not name or "/" in namespace:
                 raise InvalidInput(f"{account} is not NAMESPACE/NAME of a service account", action="Correct --as-serviceaccount.")
-            place = namespace if slash else self.default_namespace
+            place = namespace if slash else self._choice.namespace or self.default_namespace
             self._token = self._background.run(self._kube.request_token(place, name, seconds=TOKEN_SECONDS))
         return self._token
 
     # ------------------------------------------------------------------------------------------------------------ resources
 
-    def apply(self, loaded: list[Loaded], *, store_only: bool) -> Iterator[Applied]:
+    def apply(self, loaded: list[Loaded], *, store_only: bool, say: Callable[[str], None]) -> Iterator[Applied]:
         """Pools (and triggers) that are there already are left as they are: to change them is `kubectl apply`."""
         from perdure_operator.local.manifests import runs
 
@@ -177,6 +177,10 @@ class ClusterConnection(Connection):
             if found is None:
                 raise KubeNotFound(f"{kind} {namespace}/{body['metadata']['name']} was deleted just now") from conflict
             return found, False
+
+    def trigger_names(self, namespace: str) -> list[str]:
+        found, _ = self._background.run(self._kube.list(TRIGGERS, namespace))
+        return [item["metadata"]["name"] for item in found]
 
     def refresh(self, run: RunView) -> RunView:
         if not run.run_id:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -67,8 +67,8 @@ class Connection(ABC):
         ...
 
     @abstractmethod
-    def apply(self, loaded: list[Loaded], *, store_only: bool) -> Iterator[Applied]:
-        """Makes pools and runs; yields each run as it is made, or was found."""
+    def apply(self, loaded: list[Loaded], *, store_only: bool, say: Callable[[str], None]) -> Iterator[Applied]:
+        """Makes pools and runs; yields each run as it is made, or was found. ``say`` is told what else there is to know."""
         ...
 
     @abstractmethod
@@ -83,6 +83,10 @@ class Connection(ABC):
     def log(self, lease: Lease, namespace: str, *, sidecar: bool, follow: bool) -> Iterable[str]:
         """The lines of a pod's log; with ``follow`` until the lease is over and no more comes. Raises LogGone."""
         ...
+
+    def trigger_names(self, namespace: str) -> list[str]:
+        """None where triggers are not resources. Raises PerdureError."""
+        return []
 
     def close(self) -> None:  # noqa: B027 (most have nothing to close)
         """The command has ended."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -30,30 +30,36 @@ BY_CODE = {"no-cluster": UNREACHABLE, "no-credential": FORBIDDEN}
 FOR_CLUSTER = "For a cluster: --context NAME, or `kubectl agentrun`."
 FOR_LOCAL = "For a `perdure dev`: start it, or go to its folder, and give none of --context --kubeconfig."
 ALL_NAMESPACES = "-"
+PYDANTIC = "Value error, "
+"""What typer leaves in front of its own words about a wrong value."""
 NEW_RUN = "A run that has ended stays ended. For a new one: "
 
 Namespace = Annotated[
     str | None,
-    typer.Option("-n", "--namespace", help="Namespace of the run; that of the context."),
+    typer.Option("-n", "--namespace", help="Namespace of the run or trigger; that of the context."),
 ]
 AllNamespaces = Annotated[bool, typer.Option("-A", "--all-namespaces", help="Every namespace.")]
 Format = Annotated[Output, typer.Option("-o", "--output", help="How the answer is shown.", case_sensitive=False)]
 Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on as more comes.")]
 
 
-def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of runs, for the shell's completion; silent when there is no gateway."""
+def complete(ctx: typer.Context, incomplete: str, names: Callable[[Connection, str], Iterable[str]]) -> list[str]:
+    """What of ``names`` (of a namespace) the shell may go on with; silent when nobody can be asked."""
     before = ctx.parent.params if ctx.parent else {}
     given = {**before, **{name: value for name, value in ctx.params.items() if value is not None}}
     try:
         choice().take(given)
         connection = connect()
         place = given.get("namespace") or connection.default_namespace
-        return [run.name for run in connection.client.runs(place) if run.name.startswith(incomplete)]
+        return [name for name in names(connection, place) if name.startswith(incomplete)]
     except (ApiError, PerdureError, OSError):
         return []
     finally:
         choice().opened.close()
+
+
+def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    return complete(ctx, incomplete, lambda connection, place: (run.name for run in connection.client.runs(place)))
 
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name or id of a run, or NAMESPACE/NAME.", autocompletion=complete_runs)]
@@ -92,6 +98,9 @@ class Commands(TyperGroup):
             fail(str(error), _action(error), error.exit_code)
         except PerdureError as error:
             fail(str(error), error.advice, BY_CODE.get(error.code) or BY_STATUS.get(error.status, FAILED))
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix(PYDANTIC)
+            raise
         except BrokenPipeError:
             # The reader (head, less) has gone; Python would complain at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -108,7 +117,7 @@ class KubectlCommands(Commands):
 
 def fail(message: str, action: str = "", code: int = FAILED) -> NoReturn:
     """Print what is wrong and what to do on standard error, and exit."""
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     errors.print("error: ", style="bold red", end="")
     errors.print(message, markup=False)
     if action:
@@ -122,17 +131,22 @@ def _action(error: ApiError) -> str:
     """What to do, in words of the program that was called: the gateway does not know which that is."""
     match error.code:
         case "run-finished":
-            return f"{NEW_RUN}{new_run('FILE')}."
+            return f"{NEW_RUN}{_renamed('FILE')}."
         case "run-not-found":
             return f"Check namespace and name; `{choice().program} get` lists the runs."
+        case "delivery-not-found":
+            return f"Only dead ones can be redriven; `{choice().program} deliveries TRIGGER --state dead` lists them."
     return error.action
 
 
 def new_run(file: str) -> str:
     """How to start a run anew whose name is taken by one that has ended."""
-    program = choice().program
-    again = f"give it another metadata.name in {file} and `{program} submit {file}`"
-    return again if program == KUBECTL else f"{again}; or forget all runs: `perdure dev --fresh -f {file}`"
+    again = _renamed(file)
+    return again if choice().program == KUBECTL else f"{again}; or `perdure dev --fresh -f {file}`, which forgets every run of this folder"
+
+
+def _renamed(file: str) -> str:
+    return f"give it another metadata.name in {file} and `{choice().program} submit {file}`"
 
 
 def connect() -> Connection:

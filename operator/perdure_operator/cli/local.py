@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -43,13 +43,13 @@ class LocalConnection(Connection):
         state = self.state
         return lambda pod_id: (state.pod_name(UUID(pod_id)) if state is not None else None) or pod_id[:8]
 
-    def apply(self, loaded: list[Loaded], *, store_only: bool) -> Iterator[Applied]:
+    def apply(self, loaded: list[Loaded], *, store_only: bool, say: Callable[[str], None]) -> Iterator[Applied]:
         from perdure_operator.cli.apply import apply, pool_folders
 
         if self.state is not None:
             # Before the pools: their commands run in the folder of the file.
             self.state.add_folders(pool_folders(loaded))
-        return apply(self._client, loaded)
+        return apply(self._client, loaded, say)
 
     def submit(self, namespace: str, name: str, spec: dict[str, Any], *, store_only: bool) -> Applied:
         from perdure_operator.cli.apply import submit
@@ -86,7 +86,13 @@ def _lines(file: Path, state: StateDir, pod: PodRecord, lease: Lease, *, follow:
 
 
 def starting(state: StateDir, session: Session | None) -> int | None:
-    """The living process that has taken the state folder, if it is not that of ``session``.
+    """The living process that has taken the state folder, if it is not that of ``session``."""
+    pid = holder(state)
+    return None if session is not None and session.pid == pid else pid
+
+
+def holder(state: StateDir) -> int | None:
+    """The living process that has taken the state folder.
 
     The lock itself is not tried: for a moment that would keep a `perdure dev` from getting it. A process that is younger than its entry
     in the lock is another one with the same id.
@@ -96,8 +102,6 @@ def starting(state: StateDir, session: Session | None) -> int | None:
     lock = state.path / "lock"
     try:
         pid, written = int(lock.read_text()), lock.stat().st_mtime
-        if session is not None and session.pid == pid:
-            return None
         return pid if psutil.Process(pid).create_time() <= written + CLOCK_SECONDS else None
     except (OSError, ValueError, psutil.Error):
         return None

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from perdure_operator.cli import dev, kill, logs, reads, report, submit, verbs, verify
+from perdure_operator.cli import deliveries, dev, kill, logs, reads, report, submit, verbs, verify
 from perdure_operator.cli.context import Command, Commands, KubectlCommands
 from perdure_operator.cli.target import KUBECTL, PERDURE, on_cluster
 
@@ -17,9 +17,9 @@ HERE, LOOK, ACT = "On this machine", "Look", "Act"
 LOCAL_ONLY: list[Callable[..., None]] = [dev.dev, kill.kill, verify.verify]
 COMMANDS: dict[str, list[Callable[..., None]]] = {
     LOOK: [
-        reads.get, reads.tree, reads.why, reads.events, reads.ledger, reads.journal, logs.logs, report.report,
+        reads.get, reads.tree, reads.why, reads.events, reads.ledger, reads.journal, logs.logs, report.report, deliveries.deliveries,
     ],
-    ACT: [submit.submit, verbs.signal, verbs.cancel, verbs.pause, verbs.resume],
+    ACT: [submit.submit, verbs.signal, verbs.cancel, verbs.pause, verbs.resume, deliveries.fire, deliveries.redrive],
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from perdure_operator.cli.context import (
 from perdure_operator.cli.render import Output
 from perdure_operator.cli.story import PodName, clock, tell
 from perdure_operator.cli.target import choice
-from perdure_operator.cli.views import EventView, JournalView, LedgerView, PoolView, RunView, WhyView
+from perdure_operator.cli.views import TERMINAL, EventView, JournalView, LedgerView, PoolView, RunView, WhyView
 
 RUNS = {"run", "runs", "agentrun", "agentruns", "arun"}
 POOLS = {"pool", "pools", "agentpool", "agentpools", "apool"}
@@ -111,7 +111,12 @@ def why(run: RunName, namespace: Namespace = None, output: Format = Output.TABLE
     place, name = connection.split(run, namespace)
     answer = connection.client.get(run_path(place, name, "why"))
 
-    show(output, answer, lambda: render.why(read(WhyView, answer), name, _pod_name(connection, place, name), _command(connection, place)))
+    view = read(WhyView, answer)
+    show(output, answer, lambda: render.why(view, name, _pod_name(connection, place, name), _command(connection, place)))
+    if output in (Output.TABLE, Output.WIDE) and view.state in TERMINAL:
+        entries = read(list[LedgerView], connection.client.get(run_path(place, name, "ledger"))["items"])
+        if known := render.afterwards(view.state, entries, name, _command(connection, place)):
+            render.console().print(known)
 
 
 def _command(connection: Connection, namespace: str) -> Callable[[str], str]:

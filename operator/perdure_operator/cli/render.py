@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
@@ -16,7 +17,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from perdure_operator.cli.story import PodName, PodNames, age, clock, plain, tell
-from perdure_operator.cli.views import EventView, JournalView, LedgerView, PoolView, RunView, WaitingFor, WhyView
+from perdure_operator.cli.views import DeliveryView, EventView, JournalView, LedgerView, PoolView, RunView, WaitingFor, WhyView
 
 STYLES = {
     "Pending": "yellow",
@@ -30,6 +31,8 @@ STYLES = {
     "SUCCEEDED": "green",
     "UNKNOWN": "bold red",
     "FAILED": "red",
+    "DONE": "green",
+    "DEAD": "bold red",
 }
 
 
@@ -56,8 +59,8 @@ class _Lines(Console):
 def console() -> Console:
     """Standard output; without a terminal lines are as long as they need to be, and plain."""
     if sys.stdout.isatty():
-        return Console(highlight=False, soft_wrap=True)
-    return _Lines(highlight=False, soft_wrap=True, width=10_000)
+        return Console(highlight=False, soft_wrap=True, emoji=False)
+    return _Lines(highlight=False, soft_wrap=True, emoji=False, width=10_000)
 
 
 def document(value: Any, output: Output) -> None:
@@ -167,6 +170,16 @@ def journal(found: Iterable[JournalView]) -> Table:
     return table(("SEQ", "KIND", "KEY", "STATE", "ATTEMPTS", "ERROR"), map(row, found))
 
 
+def deliveries(found: Iterable[DeliveryView], *, wide: bool = False) -> Table:
+    def row(one: DeliveryView) -> list[str | Text]:
+        cells: list[str | Text] = [one.delivery_id, one.source, phase(one.state), age(one.created_at), str(one.attempts), one.run or ""]
+        extra = [one.fire_at or "", one.dedup_key, one.superseded_by or ""] if wide else []
+        return [*cells, *extra, plain(one.message, 1000 if wide else 100)]
+
+    columns = ("ID", "SOURCE", "STATE", "AGE", "ATTEMPTS", "RUN", *(("DUE", "KEY", "SUPERSEDED-BY") if wide else ()), "MESSAGE")
+    return table(columns, map(row, found))
+
+
 def tree(root: RunView, descendants: Sequence[RunView], pod_names: PodNames) -> Tree:
     children: dict[str | None, list[RunView]] = {}
     for run in descendants:
@@ -190,10 +203,12 @@ def _label(run: RunView, pod_names: PodNames) -> Text:
 def why(view: WhyView, run: str, pod_name: PodName, command: Callable[[str], str]) -> RenderableType:
     """State, reason, and for each wait what would end it. The pod has the name that the other commands call it by. ``command``: the
     beginning of a command line for a verb."""
+    run = shlex.quote(run)
     lines = [Text.assemble(phase(view.state), f" for {age(view.since)}" if view.since else "")]
-    if (view.paused_by or not view.waiting_for) and (view.reason or view.message):
-        message = _POD.sub(lambda found: f"pod {pod_name(found[1])}", view.message)
-        lines.append(Text(plain(": ".join(p for p in (view.reason, message) if p), 1000)))
+    if view.paused_by or not view.waiting_for:
+        message = with_pod_names(view.message, pod_name)
+        if (said := ": ".join(p for p in (view.reason, message) if p)) not in ("", view.state):
+            lines.append(Text(plain(said, 1000)))
     lines += [Text(f"    {plain(line)}", style="dim") for line in view.pool_trouble.last_words] if view.pool_trouble else []
     if view.paused_by and view.state != "Suspended":
         lines.append(Text("  a pause is requested"))
@@ -212,13 +227,26 @@ def why(view: WhyView, run: str, pod_name: PodName, command: Callable[[str], str
     return Text("\n").join(lines)
 
 
+def afterwards(state: str, entries: Sequence[LedgerView], run: str, command: Callable[[str], str]) -> Text | None:
+    """What is still to be known of a run that has ended."""
+    unknown = sorted({entry.tool for entry in entries if entry.state == "UNKNOWN"})
+    lines = [_way(f"nobody knows whether {', '.join(unknown)} happened", f"{command('ledger')} {shlex.quote(run)}")] if unknown else []
+    lines += [_way("what its agent said", f"{command('logs')} {shlex.quote(run)}")] if state == "Failed" else []
+    return Text("\n").join(lines) if lines else None
+
+
+def with_pod_names(message: str, pod_name: PodName) -> str:
+    """Pods as the other commands call them."""
+    return _POD.sub(lambda found: f"pod {pod_name(found[1])}", message)
+
+
 def _way(what: str, how: str) -> Text:
     return Text(f"    {what}: {plain(how, 1000)}", style="dim")
 
 
 def _ways(wait: WaitingFor, run: str, command: Callable[[str], str]) -> Iterator[Text]:
     """How to end a wait."""
-    send = f"{command('signal')} {run} {wait.name}"
+    send = f"{command('signal')} {run} {shlex.quote(wait.name)}"
     if (call := wait.call) is not None:
         where = f", in step {call.step}" if call.step else ""
         yield _way("the call   ", f"effect {call.key}, attempt {call.attempts}{where}" + (f"; {call.error}" if call.error else ""))
@@ -231,4 +259,4 @@ def _ways(wait: WaitingFor, run: str, command: Callable[[str], str]) -> Iterator
         if expected:
             yield _way("PAYLOAD   ", f"JSON that can be read as {expected}, in quotes")
     elif wait.kind == "child_done":
-        yield _way("to see it", f"{command('why')} {wait.name}")
+        yield _way("to see it", f"{command('why')} {shlex.quote(wait.name)}")

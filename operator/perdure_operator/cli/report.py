@@ -25,6 +25,8 @@ from perdure_operator.cli.views import EventView, JournalView, LedgerView, RunVi
 Row = Sequence[str | Text]
 MAX_ROWS = 50
 MAX_VALUE = 2000
+TOLD_TO_END = frozenset({"Terminated", "DevStopped", "Stopped"})
+"""Reasons of run.lost of which nothing was lost: somebody ended the worker on purpose."""
 WAIT_ENDS = {"wait.satisfied": "came", "wait.timed_out": "timed out", "wait.abandoned": "given up"}
 
 
@@ -65,7 +67,7 @@ def _page(view: RunView, answers: dict[str, Any], connection: Connection, *, wid
     parts += _section("Asked", _asked(view))
     parts += _section("Did", _did(view, events, journal, ledger, children, connection.pod_names(view.pool), room))
     parts += _section("Cost", _cost(view, events, ledger, children))
-    parts += _section("Ended" if view.terminal else "Now", _ended(view))
+    parts += _section("Ended" if view.terminal else "Now", _ended(view, connection.pod_names(view.pool)))
     return Group(*parts)
 
 
@@ -145,7 +147,7 @@ def _leases(events: Sequence[EventView]) -> Iterator[tuple[str, str | None, str,
     begun: EventView | None = None
     for event in events:
         if event.kind in ENDS and begun is not None:
-            yield begun.at, event.at, str(begun.data.get("pod")), event.kind.removeprefix("run.")
+            yield begun.at, event.at, str(begun.data.get("pod")), _end(event)
             begun = None
         if event.kind == "run.leased":
             begun = event
@@ -153,22 +155,43 @@ def _leases(events: Sequence[EventView]) -> Iterator[tuple[str, str | None, str,
         yield begun.at, None, str(begun.data.get("pod")), ""
 
 
+def _end(event: EventView) -> str:
+    told = event.kind == "run.lost" and event.data.get("reason") in TOLD_TO_END
+    return "stopped" if told else event.kind.removeprefix("run.")
+
+
 def _cost(view: RunView, events: Sequence[EventView], ledger: Sequence[LedgerView], children: Sequence[RunView]) -> Iterator[Text]:
     leases = list(_leases(events))
     end = view.finished_at
+    calls = sum(entry.attempts for entry in ledger)
     running = sum((_seconds(start, until or end) for start, until, _, _ in leases), timedelta())
     yield _fact("time", f"{_span(view.created_at, end)}, of which {_words(running)} with a worker")
-    yield _fact("work", f"{view.steps} steps, {sum(entry.attempts for entry in ledger)} calls with effects, {len(children)} children")
-    yield _fact("workers", f"{len(leases)} leases, {view.attempt} attempt{'s' if view.attempt > 1 else ''}")
+    yield _fact(
+        "work",
+        ", ".join(
+            (
+                _count(view.steps, "step"),
+                _count(calls, "call with an effect", "calls with effects"),
+                _count(len(children), "child", "children"),
+            )
+        ),
+    )
+    yield _fact("workers", f"{_count(len(leases), 'lease')}, {_count(view.attempt, 'attempt')}")
     for name, value in (view.usage or {}).items():
         yield _fact(name, value)
 
 
-def _ended(view: RunView) -> Iterator[Text]:
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def _ended(view: RunView, pod_name: PodName) -> Iterator[Text]:
     if view.terminal:
         yield _fact("at", _when(view.finished_at))
     else:
-        yield _fact("state", ", ".join(part for part in (view.phase, render.waiting(view) or view.message) if part))
+        yield _fact(
+            "state", ", ".join(part for part in (view.phase, render.waiting(view) or render.with_pod_names(view.message, pod_name)) if part)
+        )
     if view.error is not None:
         yield _fact("error", view.error)
     elif view.terminal and view.message:

@@ -24,6 +24,7 @@ from perdure_operator.local.manifests import Loaded
 from perdure_operator.local.state import StateDir
 
 POLL_SECONDS = 0.25
+MAX_NAMED = 5
 
 
 async def run(state: StateDir, loaded: list[Loaded], *, once: bool, max_pods: int | None, again: str) -> int:
@@ -57,15 +58,21 @@ async def _work(machine: Dev, loaded: list[Loaded], shown: View, *, once: bool) 
     shown.say(f"ready: {' and '.join(session.urls)}")
     connection = LocalConnection(Client(session.urls, session.token), machine.state)
     client = connection.client
-    known = await asyncio.to_thread(lambda: {run.run_id: run.last_seq for run in client.runs("-")})
+    before = await asyncio.to_thread(lambda: list(client.runs("-")))
+    known = {run.run_id: run.last_seq for run in before}
     ours = set()
-    for item in await asyncio.to_thread(lambda: list(apply(client, loaded))):
+    for item in await asyncio.to_thread(lambda: list(apply(client, loaded, shown.say))):
         ours.add(item.run.run_id)
         if item.run.run_id in known:
-            hint = "; --fresh forgets it" if item.run.terminal else ", and goes on"
+            hint = "; --fresh forgets every run of this folder" if item.run.terminal else ", and goes on"
             shown.say(f"{item.run.full_name} is there from an earlier start: {item.run.state}{hint}")
             if item.warning:
                 shown.say(f"warning: {item.warning}")
+    if others := [run.full_name for run in before if run.run_id not in ours and not run.terminal]:
+        more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
+        shown.say(f"from an earlier start, and go on: {', '.join(others[:MAX_NAMED])}{more}")
+    elif not ours:
+        shown.say("there is no run yet; in another terminal: perdure submit FILE")
     follower = Follower(client, "-", known)
     broken = asyncio.create_task(machine.broken())
     silent = False

@@ -79,6 +79,8 @@ def _after(text: str, rest: str) -> str:
     return f"{text}: {rest}" if rest else text
 
 
+_RESOLVED = {"SUCCEEDED": "happened", "FAILED": "did not happen"}
+
 _TOLD: dict[str, Callable[[_Data], str]] = {
     "run.created": lambda d: f"created for pool {d['pool']}" + (f" by {d['parent']}" if d["parent"] else ""),
     "run.leased": lambda d: f"leased by {d.pod} (epoch {d['epoch'] or d.epoch})",
@@ -114,7 +116,9 @@ _TOLD: dict[str, Callable[[_Data], str]] = {
     "activity.failed": lambda d: f"{d['tool']} was not executed",
     "activity.cancelled": lambda d: f"{d['tool']} cancelled",
     "activity.unknown": lambda d: f"nobody knows whether {d['tool']} happened",
-    "activity.resolved": lambda d: f"{'a person says' if d['by'] == 'person' else 'the provider says'}: {d['tool']} is {d['state']}",
+    "activity.resolved": lambda d: (
+        f"{'a person' if d['by'] == 'person' else 'the provider'} says: {d['tool']} {_RESOLVED.get(d['state'], d['state'])}"
+    ),
     "activity.evidence": lambda d: f"late news of {d['tool']}: {d['state']}",
     "activity.duplicate_effect": lambda d: f"{d['tool']} HAPPENED TWICE",
     "agent.EffectUnknown": lambda d: f"asks a person whether {d['tool']} happened (call {d['key'][:12]})",

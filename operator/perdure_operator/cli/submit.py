@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,7 +58,7 @@ def submit(
         loaded = load(paths, namespace=place)
         for line in warnings(loaded):
             typer.echo(line, err=True)
-        applied = connection.apply(loaded, store_only=store_only)
+        applied = connection.apply(loaded, store_only=store_only, say=partial(typer.echo, err=True))
     done = []
     for item in applied:
         done.append(item)

@@ -30,6 +30,7 @@ class Choice:
     context: str | None = None
     as_serviceaccount: str | None = None
     system_namespace: str | None = None
+    namespace: str | None = None
     meant: str = ""
     opened: ExitStack = field(default_factory=ExitStack)
 
@@ -54,7 +55,8 @@ OPTIONS: dict[str, Any] = {
         str | None,
         typer.Option(
             "--as-serviceaccount", metavar="[NAMESPACE/]NAME", rich_help_panel=PANEL,
-            help="Be this service account at the gateway, by a token of an hour. For users that have a certificate and no token.",
+            help="Be this service account (of the run's namespace, or the given one) at the gateway, by a token of an hour. For users that "
+            "have a certificate and no token.",
         ),
     ],
     "system_namespace": Annotated[
@@ -90,6 +92,7 @@ def on_cluster(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**values: Any) -> None:
         choice().take(values)
+        choice().namespace = values.get("namespace")
         command(**values)
 
     parameters = [*signature.parameters.values(), *extra]

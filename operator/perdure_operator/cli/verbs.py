@@ -15,6 +15,7 @@ from perdure_operator.cli.client import ApiError, Client, run_path
 from perdure_operator.cli.context import USAGE, Format, Namespace, RunName, connect, fail
 from perdure_operator.cli.render import Output
 from perdure_operator.cli.story import plain
+from perdure_operator.cli.views import RunView
 
 JSON_HELP = 'JSON, or @FILE, or - for standard input. Other text is sent as a string; what begins with { [ or " must be JSON.'
 
@@ -68,15 +69,21 @@ def signal(
 
 
 def _other_waits(client: Client, namespace: str, run: str, name: str) -> str:
-    """What a suspended run waits for, if not for the signal ``name``. Empty as well if that cannot be known: sending needs no reading."""
-    try:
-        view = client.run(namespace, run)
-    except ApiError:
+    """What a suspended run waits for, if not for the signal ``name``. Empty as well if that cannot be known."""
+    if (view := _seen(client, namespace, run)) is None:
         return ""
     waits = view.waiting_for or []
     if view.state != "Suspended" or any(wait.kind == "signal" and wait.name == name for wait in waits):
         return ""
     return ", ".join(plain(wait) for wait in waits)
+
+
+def _seen(client: Client, namespace: str, run: str) -> RunView | None:
+    """The run, if this person may read it: to act needs no reading."""
+    try:
+        return client.run(namespace, run)
+    except ApiError:
+        return None
 
 
 def cancel(
@@ -102,9 +109,14 @@ def resume(run: RunName, namespace: Namespace = None, output: Format = Output.TA
 def _verb(verb: str, run: str, namespace: str | None, output: Output, body: dict[str, str]) -> None:
     connection = connect()
     place, name = connection.split(run, namespace)
+    as_document = output in (Output.JSON, Output.YAML)
+    # Looked at before: a run that waits is Cancelled at once, so the answer does not tell a first cancel from a second.
+    before = _seen(connection.client, place, name) if verb == "cancel" and not as_document else None
     answer = connection.client.send("POST", run_path(place, name, verb), body)
-    if output in (Output.JSON, Output.YAML):
+    if as_document:
         render.document(answer, output)
+    elif before is not None and before.state == "Cancelled":
+        print(f"{place}/{name} is Cancelled already")
     else:
         said = {"cancel": "asked to cancel", "pause": "asked to pause", "resume": "resumed"}[verb]
         print(f"{place}/{name} {said} (it is {answer['state']})")

@@ -188,6 +188,21 @@ class JournalView(View, frozen=True):
     error: ErrorView | None = None
 
 
+class DeliveryView(msgspec.Struct, frozen=True):
+    """A firing of a trigger. The names of its fields are the store's."""
+
+    delivery_id: str
+    dedup_key: str = ""
+    source: str = ""
+    state: str = ""
+    fire_at: str | None = None
+    attempts: int = 0
+    message: str = ""
+    run: str | None = None
+    superseded_by: str | None = None
+    created_at: str | None = None
+
+
 class PoolView(View, frozen=True):
     """``pool`` is namespace/name."""
 

@@ -16,7 +16,7 @@ from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec, is_implicit
 from perdure_operator.kube.client import AGENTPOOLS, KubeApi
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound
 from perdure_operator.services.conditions import READY, Verdict, condition
-from perdure_operator.services.fleet import Fleet
+from perdure_operator.services.fleet import Fleet, template_revision
 from perdure_operator.services.polling import Poll
 from perdure_operator.services.projector import Cache
 from perdure_operator.store.resources import Resources
@@ -63,7 +63,8 @@ class AgentPools:
         pool = f"{namespace}/{name}"
         demand = next(iter(await self._store.pool_demand(pool)), None)
         trouble = self._fleet.troubles.get(pool)
-        await self._say(resource, _counts(demand), Verdict("False", trouble.reason, trouble.message) if trouble else READY)
+        known = {"revision": template_revision(spec.to_json()), **_counts(demand)}
+        await self._say(resource, known, Verdict("False", trouble.reason, trouble.message) if trouble else READY)
         return STATUS_SECONDS
 
     async def run(self, seconds: float) -> NoReturn:
@@ -85,10 +86,10 @@ class AgentPools:
                 log.info("a pool was deleted while nobody watched", pool=pool)
                 self._again(namespace, name)
 
-    async def _say(self, resource: Json, counts: dict[str, int], ready: Verdict) -> None:
+    async def _say(self, resource: Json, known: Json, ready: Verdict) -> None:
         """Writes only what is different: numbers that stand still cost nothing."""
         meta, old = resource["metadata"], resource.get("status") or {}
-        status: Json = {"observedGeneration": meta["generation"], "conditions": [condition("Ready", ready, resource)], **counts}
+        status: Json = {"observedGeneration": meta["generation"], "conditions": [condition("Ready", ready, resource)], **known}
         if all(old.get(key) == value for key, value in status.items()):
             return
         try:

@@ -18,15 +18,17 @@ from pydantic import ValidationError
 
 from perdure_operator.domain.errors import RunFinished, from_code
 from perdure_operator.domain.ids import uuid7
-from perdure_operator.domain.run import TERMINAL
+from perdure_operator.domain.run import TERMINAL, State
 from perdure_operator.kube.api.problems import in_words
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec, AgentRun, AgentRunSpec, implicit_pool
 from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, CONFIGMAPS, KubeApi
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound
 from perdure_operator.kube.names import CANCEL_FINALIZER, RUN_ID_LABEL
-from perdure_operator.services.conditions import Verdict, condition, condition_of
+from perdure_operator.services.conditions import Verdict, condition, condition_of, rfc3339
+from perdure_operator.services.events import Event, Events, about
 from perdure_operator.services.projector import Cache
 from perdure_operator.services.submission import new_run, pool_name
+from perdure_operator.services.why import POOL_NOT_FOUND
 from perdure_operator.store.operations import Control
 from perdure_operator.store.resources import Resources
 from perdure_operator.store.store import NewRun, Store
@@ -39,6 +41,7 @@ AGAIN_SECONDS = 0.5
 BLOCKED_SECONDS = 5.0
 TAKEN_SECONDS = 1.0
 ORPHAN_FINALIZER = "orphan"
+RECORD_MISSING = "the database has no run {run}, so nobody knows what it has done; restore it, or delete this AgentRun and create it anew"
 
 
 class Blocked(Exception):
@@ -57,6 +60,7 @@ class AgentRuns:
     ) -> None:
         self._store, self._resources, self._kube, self._cache = store, resources, kube, cache
         self._inline, self._wrote = inline, wrote
+        self._events = Events(kube)
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
         """Gives the seconds after which to look again. Raises PerdureError: try again."""
@@ -68,6 +72,9 @@ class AgentRuns:
         try:
             return await self._living(resource)
         except Blocked as blocked:
+            if resource["spec"].get("desiredState") == State.CANCELLED:
+                await self._say_cancelled(resource, blocked)
+                return None
             await self._say_blocked(resource, blocked)
             return blocked.again
 
@@ -81,9 +88,13 @@ class AgentRuns:
         meta = resource["metadata"]
         uid, generation = UUID(meta["uid"]), int(meta["generation"])
         known = await self._resources.find(uid)
-        if known is None and (run := (resource.get("status") or {}).get("runID")) is not None:
-            return await self._without_record(resource, run)
         if known is None:
+            status = resource.get("status") or {}
+            if status.get("phase") in TERMINAL:
+                return await self._finished(resource)
+            if (run := status.get("runID")) is not None:
+                # It was a run, and the database knows nothing of it any more: what it did must not be done again.
+                raise Blocked("RecordMissing", RECORD_MISSING.format(run=run))
             return await self._new(resource, uid, generation)
         if known.ended:
             return await self._finished(resource)
@@ -92,13 +103,6 @@ class AgentRuns:
         if known.generation < generation:
             await self._tell_spec(known.run, _spec(resource), generation)
         return None
-
-    async def _without_record(self, resource: Json, run: str) -> float | None:
-        """It was a run, and the database knows nothing of it any more: what it did must not be done again. Raises Blocked."""
-        if resource["status"].get("phase") in TERMINAL:
-            return await self._finished(resource)
-        words = f"the database has no run {run}, so nobody knows what it has done; restore it, or delete this AgentRun and create it anew"
-        raise Blocked("RecordMissing", words)
 
     async def _new(self, resource: Json, uid: UUID, generation: int) -> float | None:
         spec = _spec(resource)
@@ -156,7 +160,7 @@ class AgentRuns:
         name = pool_name(spec)
         found = self._cache.get(AGENTPOOLS, namespace, name)
         if found is None:
-            raise Blocked("PoolNotFound", f"there is no AgentPool {name} in namespace {namespace}")
+            raise Blocked(POOL_NOT_FOUND, f"there is no AgentPool {name} in namespace {namespace}")
         try:
             return AgentPoolSpec.model_validate(found["spec"], by_alias=True, by_name=False)
         except ValidationError as error:
@@ -271,20 +275,31 @@ class AgentRuns:
         log.warning(
             "an AgentRun cannot become a run", name=f"{meta['namespace']}/{meta['name']}", reason=blocked.reason, detail=str(blocked)
         )
+        status = {"phase": "Pending", "waitReason": blocked.reason}
         truths = {"Succeeded": "Unknown", "Suspended": "False", "PodScheduled": "False", "Finished": "False"}
-        body = {
-            "metadata": {"resourceVersion": meta["resourceVersion"]},
-            "status": {
-                "observedGeneration": meta["generation"],
-                "phase": "Pending",
-                "waitReason": blocked.reason,
-                "conditions": [condition(kind, Verdict(truth, blocked.reason, str(blocked)), resource) for kind, truth in truths.items()],
-            },
+        await self._say(resource, status, truths, Event("Warning", blocked.reason, str(blocked)))
+
+    async def _say_cancelled(self, resource: Json, blocked: Blocked) -> None:
+        """It has not become a run, and will not."""
+        status = {"phase": State.CANCELLED, "waitReason": None, "completionTime": rfc3339(datetime.now(UTC))}
+        truths = {"Succeeded": "False", "Suspended": "False", "PodScheduled": "False", "Finished": "True"}
+        words = f"cancelled by spec.desiredState before it began; until then: {blocked.reason}: {blocked}"
+        await self._say(resource, status, truths, Event("Warning", State.CANCELLED, words))
+
+    async def _say(self, resource: Json, status: Json, truths: dict[str, str], event: Event) -> None:
+        """Status and event of an AgentRun that is no run; all its conditions have the event's reason."""
+        meta, verdicts = resource["metadata"], {kind: Verdict(truth, event.reason, event.message) for kind, truth in truths.items()}
+        status |= {
+            "observedGeneration": meta["generation"],
+            "conditions": [condition(kind, verdict, resource) for kind, verdict in verdicts.items()],
         }
+        body = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": status}
         try:
             await self._kube.merge_patch(AGENTRUNS, meta["namespace"], meta["name"], body, subresource="status")
         except (KubeConflict, KubeNotFound) as error:
-            log.info("why an AgentRun is blocked could not be written", name=meta["name"], error=str(error))
+            log.info("the status of an AgentRun that is no run could not be written", name=meta["name"], error=str(error))
+            return
+        await self._events.tell(about("AgentRun", resource), str(meta["generation"]), event)
 
 
 def _spec(resource: Json) -> AgentRunSpec:

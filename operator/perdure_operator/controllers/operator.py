@@ -7,7 +7,7 @@ breaks ends the process, and another replica, or this one anew, begins with a lo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -20,6 +20,7 @@ from perdure_operator.controllers.pods import WorkerPods
 from perdure_operator.controllers.trigger import TriggerController
 from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, PODS, TRIGGERS, KubeApi, Resource
 from perdure_operator.kube.informer import Informer
+from perdure_operator.kube.names import workers
 from perdure_operator.kube.specs.pod import PodSettings
 from perdure_operator.kube.workqueue import WorkQueue
 from perdure_operator.services.fleet import Fleet
@@ -64,7 +65,7 @@ class Watch(Protocol):
     def replace(self, resource: Resource, objects: Iterable[Json], version: str, namespace: str | None = None) -> None: ...
 
 
-MakeWatch = Callable[[Sequence[Resource], Sequence[str], Callable[[Resource, str, str], None]], Watch]
+MakeWatch = Callable[[Sequence[Resource], Sequence[str], Callable[[Resource, str, str], None], Mapping[Resource, str]], Watch]
 
 
 class Operator:
@@ -73,7 +74,9 @@ class Operator:
     def __init__(self, store: Store, kube: KubeApi, settings: OperatorSettings, watch: MakeWatch | None = None) -> None:
         resources = Resources(store)
         watch = watch or partial(Informer, kube=kube)
-        self._informer = informer = watch(WATCHED, settings.namespaces, self._changed)
+        # A pod of another installation has no place in this one's store, and would be ended for that.
+        selectors = {PODS: workers(settings.pods.installation)}
+        self._informer = informer = watch(WATCHED, settings.namespaces, self._changed, selectors)
         self._projector = Projector(resources, kube, informer)
         self._fleet = fleet = Fleet(store, resources, kube, settings.pods)
         self._runs = AgentRuns(store, resources, kube, informer, inline=settings.allows_inline, wrote=self._wrote)
@@ -87,7 +90,8 @@ class Operator:
             inline=settings.allows_inline, hooks_url=settings.pods.gateway_urls[0],
         )  # fmt: skip
         self._resync = Resync(
-            resources, kube, informer, WATCHED, settings.namespaces, vanished=self._runs.deleted, seconds=settings.resync_seconds
+            resources, kube, informer, WATCHED, settings.namespaces, selectors,
+            vanished=self._runs.deleted, seconds=settings.resync_seconds,
         )  # fmt: skip
         self._resync_seconds = settings.resync_seconds
         self._queue: WorkQueue[Key] = WorkQueue("operator", self._reconcile, workers=WORKERS)

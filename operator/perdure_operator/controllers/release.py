@@ -12,12 +12,11 @@ import structlog
 
 from perdure_operator.kube.client import AGENTRUNS, PODS, KubeApi
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound
-from perdure_operator.kube.names import CANCEL_FINALIZER, COMPONENT, COMPONENT_LABEL, MANAGED_BY, MANAGED_BY_LABEL
+from perdure_operator.kube.names import CANCEL_FINALIZER, workers
 
 log = structlog.get_logger(__name__)
 
 TRIES = 5
-WORKERS = f"{MANAGED_BY_LABEL}={MANAGED_BY},{COMPONENT_LABEL}={COMPONENT}"
 
 
 async def release_finalizers(kube: KubeApi, namespaces: Sequence[str]) -> int:
@@ -30,11 +29,11 @@ async def release_finalizers(kube: KubeApi, namespaces: Sequence[str]) -> int:
     return released
 
 
-async def end_workers(kube: KubeApi, namespaces: Sequence[str]) -> int:
-    """Gives the number of pods that were told to end. Raises PerdureError."""
+async def end_workers(kube: KubeApi, namespaces: Sequence[str], installation: str) -> int:
+    """Those of other installations work on. Gives the number of pods that were told to end. Raises PerdureError."""
     ended = 0
     for namespace in namespaces or (None,):
-        for pod in (await kube.list(PODS, namespace, labels=WORKERS))[0]:
+        for pod in (await kube.list(PODS, namespace, labels=workers(installation)))[0]:
             meta = pod["metadata"]
             ended += await kube.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"])
     log.info("worker pods ended", pods=ended)

@@ -18,7 +18,8 @@ from perdure_operator.domain.errors import Busy, InvalidInput
 from perdure_operator.kube.api.v1alpha1 import TriggerSpec, implicit_pool
 from perdure_operator.kube.client import AGENTRUNS, TRIGGERS, KubeApi
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound
-from perdure_operator.services.conditions import READY, Verdict, condition, rfc3339
+from perdure_operator.services.conditions import READY, Verdict, condition, condition_of, rfc3339
+from perdure_operator.services.events import Event, Events, about
 from perdure_operator.services.polling import Poll
 from perdure_operator.services.projector import Cache
 from perdure_operator.services.resync import unusual
@@ -35,6 +36,8 @@ STATUS_SECONDS = 10.0
 SETTLE_SECONDS = 1.0
 """From a firing to the look at what became of it."""
 KEPT_SUCCEEDED, KEPT_FAILED = 3, 5
+MAX_REASON = 300
+"""Characters of what went wrong that a condition's message has room for, beside what to do (names are long)."""
 
 
 class TriggerController:
@@ -46,6 +49,7 @@ class TriggerController:
         inline: Callable[[str], bool], hooks_url: str,
     ) -> None:  # fmt: skip
         self._store, self._triggers, self._kube, self._cache, self._namespaces = store, triggers, kube, cache, namespaces
+        self._events = Events(kube)
         self._inline, self._hooks_url = inline, hooks_url.rstrip("/")
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
@@ -68,7 +72,7 @@ class TriggerController:
         await self._follow(resource, spec, row)
         summary = await self._triggers.summary(key)
         await self._forget_old_runs(key, spec)
-        await self._say(resource, spec, summary, READY)
+        await self._say(resource, spec, summary, _ready(name, spec, summary))
         return await self._next_look(summary)
 
     async def deleted(self, last: Json) -> None:
@@ -147,8 +151,6 @@ class TriggerController:
     async def _say(self, resource: Json, spec: TriggerSpec | None, summary: Summary | None, ready: Verdict) -> None:
         """Writes only what is different: a trigger that stands still costs nothing."""
         meta, old = resource["metadata"], resource.get("status") or {}
-        if ready.status == "True" and spec is not None and spec.suspend:
-            ready = Verdict("True", "Suspended", "nothing fires while spec.suspend is true")
         known = _known(summary)
         if spec is not None:
             known["url"] = f"{self._hooks_url}/v1/hooks/{meta['namespace']}/{meta['name']}" if spec.source.webhook is not None else None
@@ -161,6 +163,22 @@ class TriggerController:
             await self._kube.merge_patch(TRIGGERS, meta["namespace"], meta["name"], {"status": status}, subresource="status")
         except (KubeNotFound, KubeConflict) as error:
             log.info("a trigger's status could not be written", trigger=meta["name"], error=str(error))
+            return
+        if ready.status == "False" and condition_of(resource, "Ready").get("reason") != ready.reason:
+            mark = summary.gave_up["delivery"] if summary is not None and summary.gave_up is not None else str(meta["generation"])
+            await self._events.tell(about("Trigger", resource), mark, Event("Warning", ready.reason, ready.message))
+
+
+def _ready(name: str, spec: TriggerSpec, summary: Summary | None) -> Verdict:
+    if spec.suspend:
+        return Verdict("True", "Suspended", "nothing fires while spec.suspend is true")
+    dead = summary.gave_up if summary is not None else None
+    if dead is None:
+        return READY
+    what_to_do = (
+        f"`kubectl agentrun deliveries {name}` shows what was given up, `kubectl agentrun redrive {name} {dead['delivery']}` tries it again"
+    )
+    return Verdict("False", "DeliveryDead", f"the last firing made no run: {dead['message'][:MAX_REASON]}; {what_to_do}")
 
 
 def _last_fired(resource: Json) -> datetime | None:

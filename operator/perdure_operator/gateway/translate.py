@@ -9,6 +9,7 @@ from __future__ import annotations
 from base64 import b64decode
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
@@ -262,11 +263,17 @@ def _wait(body: wire.WaitBegin) -> dict[str, Any]:
         "on": content["on"],
         "timeoutSeconds": _seconds(body.timeout_seconds, "timeoutSeconds"),
         "suspend": body.suspend,
-        "fingerprint": body.fingerprint,
+        "fingerprint": body.fingerprint or _conditions(body),
         "insteadOf": None if body.instead_of is None else _key(body.instead_of),
         "dropped": body.dropped,
         "abandoned": msgspec.to_builtins(body.abandoned),
     }
+
+
+def _conditions(body: wire.WaitBegin) -> str:
+    """Of a wait whose agent sends no fingerprint: what it waits for. Not until when, which an agent may work out anew at each attempt."""
+    known = msgspec.json.encode([body.mode, [(condition.kind, condition.name) for condition in body.on]])
+    return sha256(known).hexdigest()[:16]
 
 
 def _instant(text: str) -> str:

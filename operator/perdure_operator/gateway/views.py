@@ -31,12 +31,14 @@ class RunView(Struct, rename="camel", kw_only=True):
     parent: str | None
     root: str
     pod_id: str | None
+    revision: str | None
     created_at: str
     state_since: str
     started_at: str | None
     finished_at: str | None
     deadline_at: str | None
     waiting_for: list[dict[str, Any]]
+    spec: Raw | UnsetType = UNSET
     input: Raw | UnsetType = UNSET
     result: Raw | UnsetType | None
     error: dict[str, Any] | None
@@ -54,9 +56,9 @@ def _time(value: datetime | None) -> str | None:
     return value.isoformat() if value is not None else None
 
 
-def run_view(row: Row, *, given: bytes | None = None, result: bytes | None = None) -> RunView:
-    """``given``: the input's JSON, when it was read; ``result``: that of the output. Without it a large one is left out: that is not the
-    same as none."""
+def run_view(row: Row, *, given: tuple[bytes, bytes] | None = None, result: bytes | None = None) -> RunView:
+    """``given``: spec and input as JSON, when they were read; ``result``: that of the output. Without it a large one is left out: that is
+    not the same as none."""
     reason, message = in_words(row)
     paused = paused_by(row)
     return RunView(
@@ -75,6 +77,7 @@ def run_view(row: Row, *, given: bytes | None = None, result: bytes | None = Non
         parent=str(row["parent_id"]) if row["parent_id"] else None,
         root=str(row["root_id"]),
         pod_id=str(row["holder"]) if row["holder"] else None,
+        revision=row["revision"],
         created_at=row["created_at"].isoformat(),
         state_since=row["state_since"].isoformat(),
         started_at=_time(row["started_at"]),
@@ -84,7 +87,8 @@ def run_view(row: Row, *, given: bytes | None = None, result: bytes | None = Non
             {k: v for k, v in item.items() if v is not None}
             for item in (msgspec.json.decode(row["waiting_for"]) if row["waiting_for"] else [])
         ],
-        input=UNSET if given is None else Raw(given),
+        spec=UNSET if given is None else Raw(given[0]),
+        input=UNSET if given is None else Raw(given[1]),
         result=_result(row["result"], result),
         error=msgspec.json.decode(row["error"]) if row["error"] else None,
         last_seq=row["last_seq"],

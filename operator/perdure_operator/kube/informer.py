@@ -28,16 +28,13 @@ import kopf
 import structlog
 
 from perdure_operator.kube.cache import Cache, Object, OnChange
-from perdure_operator.kube.client import PODS, KubeApi, Resource
+from perdure_operator.kube.client import KubeApi, Resource
 from perdure_operator.kube.connection import Connection, connect
 from perdure_operator.kube.errors import KubeError, KubeUnavailable
 from perdure_operator.kube.metrics import WATCH_AGE
-from perdure_operator.kube.names import FIELD_MANAGER, MANAGED_BY, MANAGED_BY_LABEL
+from perdure_operator.kube.names import FIELD_MANAGER
 
 log = structlog.get_logger(__name__)
-
-SELECTORS: Mapping[Resource, str] = {PODS: f"{MANAGED_BY_LABEL}={MANAGED_BY}"}
-"""Of kinds of which most objects are not ours."""
 
 STOP_SECONDS = 10.0
 """A thread that has not ended by then is left to end with the process."""
@@ -55,11 +52,12 @@ class InformerEnded(KubeError):
 
 
 class Informer:
-    """``namespaces`` empty: all of them. ``on_change`` is called in the loop in which ``start`` was called."""
+    """``namespaces`` empty: all of them. ``selectors``: of kinds of which not all objects are ours. ``on_change`` is called in the
+    loop in which ``start`` was called."""
 
     def __init__(
-        self, resources: Sequence[Resource], namespaces: Sequence[str], on_change: OnChange, *,
-        kube: KubeApi, selectors: Mapping[Resource, str] = SELECTORS, connection: Callable[[], Awaitable[Connection]] = connect,
+        self, resources: Sequence[Resource], namespaces: Sequence[str], on_change: OnChange, selectors: Mapping[Resource, str], *,
+        kube: KubeApi, connection: Callable[[], Awaitable[Connection]] = connect,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.synced = asyncio.Event()

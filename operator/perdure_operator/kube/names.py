@@ -21,6 +21,8 @@ RESERVED_PREFIX = "perdure-"
 POOL_LABEL = f"{GROUP}/pool"
 POD_ID_LABEL = f"{GROUP}/pod-id"
 """Our own id of a pod, minted before the pod is created."""
+INSTALLATION_LABEL = f"{GROUP}/installation"
+"""On worker pods: whose they are, where several installations share a cluster; ``label_value`` writes it."""
 RUN_ID_LABEL = f"{GROUP}/run-id"
 """On AgentRuns that the projector made, and only there."""
 TRIGGER_LABEL = f"{GROUP}/trigger"
@@ -45,6 +47,11 @@ def label_value(name: str) -> str:
     if len(name) <= _MAX_LABEL_VALUE:
         return name
     return f"{name[:52]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
+
+
+def workers(installation: str) -> str:
+    """The selector of its worker pods."""
+    return f"{MANAGED_BY_LABEL}={MANAGED_BY},{COMPONENT_LABEL}={COMPONENT},{INSTALLATION_LABEL}={label_value(installation)}"
 
 
 def pod_name(pool: str, pod_id: UUID) -> str:

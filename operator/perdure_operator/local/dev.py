@@ -26,6 +26,7 @@ from perdure_operator.domain.errors import PerdureError
 from perdure_operator.local.embedded_postgres import EmbeddedPostgres, PostgresFailed
 from perdure_operator.local.fleet import Fleet
 from perdure_operator.local.gateways import GatewayConfig, LocalGateway
+from perdure_operator.local.leftovers import end_leftovers
 from perdure_operator.local.pods import LocalPods, PodTokens, free_port
 from perdure_operator.local.processes import Leash
 from perdure_operator.local.state import Gateway, PodRecord, Session, StateDir
@@ -37,6 +38,7 @@ POSTGRES_LOOK_SECONDS = 0.25
 POSTGRES_TRIES = 5
 STOP_SECONDS = 3.0
 """What an agent gets to end by itself at Ctrl-C; its run goes on at the next start anyway."""
+RUNTIME_PREFIX = "perdure-"
 
 Say = Callable[[str], None]
 
@@ -93,6 +95,8 @@ class Dev:
     async def _start(self) -> Session:
         previous = self.state.session()
         self.state.compact()
+        if left := await asyncio.to_thread(end_leftovers, self.state.secret, _runtime_of(previous)):
+            self._say(f"ended {left} processes that an earlier `perdure dev` had left behind")
         self.state.add_folders(self._folders)
         leash = await Leash.start()
         self._stack.push_async_callback(leash.release)
@@ -190,17 +194,16 @@ class Dev:
         await asyncio.gather(*(gateway.stop() for gateway in self._gateways))
 
     async def _bury(self, store: Store) -> None:
-        """Pods of a session that did not end in order: their processes are gone, so their runs need not wait for a lease to expire."""
+        """Pods of a session that did not end in order: their processes have ended by now, so their runs wait for no lease to expire."""
         for pod in [pod for pod in self.state.pods().values() if not pod.ended]:
             await store.pod_gone(pod.pod, "DevStopped")
             self.state.record(PodRecord(pod.pod, ended=datetime.now(UTC).timestamp(), reason="ended with `perdure dev`"))
 
     def _runtime_dir(self, previous: Session | None) -> Path:
         """Sockets and tokens, below the temporary folder: short, and of this session only."""
-        prefix = Path(tempfile.gettempdir()) / "perdure-"
-        if previous is not None and previous.runtime_dir.startswith(str(prefix)):
-            shutil.rmtree(previous.runtime_dir, ignore_errors=True)
-        runtime = Path(tempfile.mkdtemp(prefix=prefix.name))
+        if (left := _runtime_of(previous)) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+        runtime = Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX))
         self._stack.callback(shutil.rmtree, runtime, ignore_errors=True)
         return runtime
 
@@ -211,3 +214,9 @@ class Dev:
                 self._session, gateways=gateways, postgres_pid=(self._postgres and self._postgres.pid) or 0
             )
             self.state.write_session(self._session)
+
+
+def _runtime_of(session: Session | None) -> Path | None:
+    """Only one that is as we make them: what is below it is deleted, and whoever works there is ended."""
+    found = Path(session.runtime_dir) if session is not None else None
+    return found if found is not None and found.parent == Path(tempfile.gettempdir()) and found.name.startswith(RUNTIME_PREFIX) else None

@@ -33,6 +33,7 @@ from typing import ClassVar, Self, TypedDict
 import psutil
 
 from perdure_operator.domain.errors import PerdureError
+from perdure_operator.local.leftovers import ended
 from perdure_operator.local.postgres_account import Account, place, programs, server_account
 
 START_TIMEOUT = 60.0
@@ -140,6 +141,7 @@ class EmbeddedPostgres:
     def _start(self) -> str:
         if self.pid is not None:
             return self.dsn
+        self._cut_lifeline()  # of one that died by itself: its number may be somebody else's by now
         self._account = server_account(self.data_dir)
         self._real = place(self.data_dir, self._account)
         self._acquire()
@@ -171,11 +173,11 @@ class EmbeddedPostgres:
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGQUIT)
-        if not _gone(left):
+        if not ended(left):
             for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-            _gone(left)
+            ended(left)
         # Nothing runs here any more, yet the pid in a lock file may by now belong to any other program: that would stop Postgres too.
         (self._real / "postmaster.pid").unlink(missing_ok=True)
         for stale in self._socket_dir().glob(".s.PGSQL.*"):
@@ -281,10 +283,7 @@ class EmbeddedPostgres:
         self._kill()
 
     def _kill(self) -> None:
-        lifeline, self._lifeline = self._lifeline, None
-        if lifeline is not None:
-            lifeline.kill()
-            lifeline.communicate()
+        self._cut_lifeline()
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             family: list[psutil.Process] = []
@@ -298,11 +297,17 @@ class EmbeddedPostgres:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child.kill()
             process.wait()
-            _gone(family)
+            ended(family)
         atexit.unregister(self._kill)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _cut_lifeline(self) -> None:
+        lifeline, self._lifeline = self._lifeline, None
+        if lifeline is not None:
+            lifeline.kill()
+            lifeline.communicate()
 
     # ------------------------------------------------------------------------------------------------ places
 
@@ -323,23 +328,6 @@ class EmbeddedPostgres:
     def _environment() -> dict[str, str]:
         """Nothing of ours: a PGDATA or an LC_ALL of the caller must not change the server."""
         return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
-
-
-def _gone(processes: list[psutil.Process], timeout: float = 3.0) -> bool:
-    """Wait until all have ended. A zombie has: it holds no memory and no file, and reaping an orphan is the business of pid 1."""
-    deadline = time.monotonic() + timeout
-    while any(_alive(process) for process in processes):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _setting(value: Setting) -> str:

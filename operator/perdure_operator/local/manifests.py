@@ -26,12 +26,13 @@ DEFAULT_NAMESPACE = "default"
 
 @dataclass(frozen=True)
 class Mistake:
-    """What is wrong, and where: ``line`` counts from 1, ``document`` too; 0 where there is none."""
+    """What is wrong, and where: ``line`` counts from 1, ``document`` too; 0 where there is none. ``unread``: nothing was read at all."""
 
     file: Path
     message: str
     line: int = 0
     document: int = 0
+    unread: bool = False
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else str(self.file)
@@ -45,7 +46,8 @@ class ManifestError(PerdureError):
     action = "Correct the lines named above; nothing was started."
 
     def __init__(self, mistakes: list[Mistake]) -> None:
-        super().__init__("\n".join(map(str, mistakes)))
+        unread = all(mistake.unread for mistake in mistakes)
+        super().__init__("\n".join(map(str, mistakes)), action="Check the path; nothing was started." if unread else None)
         self.mistakes = mistakes
 
 
@@ -79,7 +81,7 @@ def load(paths: Iterable[Path], *, namespace: str = DEFAULT_NAMESPACE) -> list[L
             for file in _files(path):
                 found += _read(file, namespace, mistakes)
         except OSError as error:
-            mistakes.append(Mistake(path, f"cannot be read: {error.strerror or error}"))
+            mistakes.append(Mistake(path, f"cannot be read: {error.strerror or error}", unread=True))
     mistakes += _doubles(found)
     if mistakes:
         raise ManifestError(mistakes)
@@ -131,7 +133,7 @@ def _read(file: Path, namespace: str, mistakes: list[Mistake]) -> Iterator[Loade
                 continue  # a document of comments only
             found = _document(loader, node, file, number)
             if isinstance(found, list):
-                mistakes += found
+                mistakes += sorted(found, key=lambda mistake: mistake.line)
             else:
                 yield Loaded(found, file, node.start_mark.line + 1, found.metadata.namespace or namespace)
         if number == 0:

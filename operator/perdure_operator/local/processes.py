@@ -34,6 +34,8 @@ KILL_AFTER = 5.0
 LEASE_LOST = 75
 """Exit code of an agent whose run was taken over elsewhere: nothing is wrong with it."""
 
+FINISHES = "(an agent in Python calls serve(), others POST /v1/finish)"
+
 _REGISTER = 'echo "+$$" >&0; exec "$@" 0</dev/null'
 
 
@@ -192,7 +194,7 @@ class PodExit:
             return "was stopped" if self.stopped else "had done its work"
         if self.sidecar_first:
             return f"sidecar {describe(self.sidecar)}"
-        return f"agent {describe(self.agent)}" + ("" if self.agent else " without finishing its run (does it call serve()?)")
+        return f"agent {describe(self.agent)}" + ("" if self.agent else f" without finishing its run {FINISHES}")
 
 
 class WorkerPod:

@@ -31,7 +31,7 @@ class AlreadyRunning(PerdureError):
     """Another `perdure dev` uses this state folder."""
 
     code, status = "already-running", 409
-    action = "Stop the other one, or give this one a folder of its own with --state-dir."
+    action = "To start more on it: perdure submit FILE. Otherwise stop it, or give this one a folder of its own with --state-dir."
 
 
 class Gateway(msgspec.Struct, frozen=True):

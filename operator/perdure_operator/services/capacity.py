@@ -54,6 +54,17 @@ def decide(demand: Iterable[PoolDemand], live: Mapping[str, int], caps: Mapping[
     return {name: Need(start[name], retire[name]) for name in start if start[name] or retire[name]}
 
 
+def spare(pool: PoolDemand, unplaced: int) -> int:
+    """Idle pods that may be replaced now: three quarters of those that are to be warm stay, or all but one.
+
+    What the pool has no room for is not waited for: pods beyond its ``maxPods``, and those that are ``unplaced``.
+    """
+    capacity = pool.spec.get("capacity") or {}
+    room = int(capacity.get("maxPods", DEFAULT_MAX_PODS)) - pool.leased
+    warm = min(int(capacity.get("minIdle") or 0), room) - unplaced
+    return max(0, pool.idle - warm + max(1, warm // 4))
+
+
 def _take_turns(wanted: Mapping[str, int], start: dict[str, int], slots: int) -> int:
     """Deals ``slots`` to the pools one by one; what is left."""
     left = dict(wanted)

@@ -11,8 +11,9 @@ import asyncio
 import hashlib
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, NoReturn
 from uuid import UUID, uuid4
 
@@ -24,7 +25,7 @@ from perdure_operator.kube.errors import KubeForbidden, KubeInvalid, KubeNotFoun
 from perdure_operator.kube.names import pod_name
 from perdure_operator.kube.specs.pod import PodSettings, ReservedName, worker_pod
 from perdure_operator.observability import metrics
-from perdure_operator.services.capacity import decide
+from perdure_operator.services.capacity import decide, spare
 from perdure_operator.services.polling import Poll
 from perdure_operator.services.trouble import UNSCHEDULABLE, Trouble, tell, without_node
 from perdure_operator.store.resources import PodRow, Resources
@@ -53,6 +54,7 @@ class Fleet:
     ) -> None:  # fmt: skip
         self._store, self._resources, self._kube = store, resources, kube
         self._settings, self._limit, self._now = settings, limit, now
+        self._made_by = _digest(asdict(settings))
         self._poll = Poll("the fleet could not be looked after", seconds=TICK_SECONDS, outage=OUTAGE_SECONDS)
         self.kick = self._poll.kick
         self._deleted: dict[UUID, float] = {}
@@ -76,12 +78,12 @@ class Fleet:
     async def tick(self, term: int) -> None:
         demand = await self._store.pool_demand()
         rows = await self._resources.pods()
-        revisions = {pool.pool: revision_of(pool.spec) for pool in demand}
+        revisions = {pool.pool: self._revision(pool) for pool in demand}
         self._prove(rows)
         self._forgive(revisions)
         self._forget(rows)
         await tell(self._store, demand, self.troubles)
-        await self._retire_outdated(revisions, rows)
+        await self._retire_outdated(revisions, rows, demand)
         await self._give_up(rows)
         await self._delete([row for row in rows if row.state == "retiring"])
         # Pods that cannot start must not keep those of others from it.
@@ -96,6 +98,10 @@ class Fleet:
                 self.kick()
         starts = [by_name[name] for name, need in needs.items() for _ in range(need.start)]
         await asyncio.gather(*(self._start(pool, term) for pool in starts))
+
+    def _revision(self, pool: PoolDemand) -> str:
+        """Of its pods: what the pool says of them, then what the installation does. A version that makes other pods has another sidecar."""
+        return f"{template_revision(pool.spec)}-{self._made_by}"
 
     # ----------------------------------------------------------------------------------------------------------- starting
 
@@ -114,7 +120,7 @@ class Fleet:
         except ReservedName as error:
             self.failed(pool.pool, "PodRefused", str(error))
             return
-        if not await self._resources.register_pod(pod_id, pool.pool, revision_of(pool.spec), term=term):
+        if not await self._resources.register_pod(pod_id, pool.pool, self._revision(pool), term=term):
             log.warning("another operator leads: no pod is created", pool=pool.pool)
             return
         self._starting.add(pod_id)
@@ -170,7 +176,7 @@ class Fleet:
                 self._unproven.discard(pod_id)
 
     def _forgive(self, revisions: dict[str, str]) -> None:
-        """What was wrong with a template says nothing of the one that somebody has put in its place."""
+        """What was wrong with a template, or a sidecar, says nothing of the one that somebody has put in its place."""
         for pool, revision in revisions.items():
             if self._revisions.get(pool) != revision:
                 self._failing.pop(pool, None)
@@ -185,9 +191,22 @@ class Fleet:
 
     # ------------------------------------------------------------------------------------------------------------- ending
 
-    async def _retire_outdated(self, revisions: dict[str, str], rows: list[PodRow]) -> None:
-        """Pods of an earlier template, or of a pool that is gone, take no new runs (L10: Latest)."""
-        old = [row.pod_id for row in rows if row.state in ("starting", "idle") and row.revision != revisions.get(row.pool)]
+    async def _retire_outdated(self, revisions: dict[str, str], rows: list[PodRow], demand: list[PoolDemand]) -> None:
+        """Pods of an earlier template, or of a pool that is gone, take no new runs (L10: Latest).
+
+        Those that an earlier version or setting of the installation has made run the same agent, and are as good as ever until they are
+        replaced: idle ones go a few at a time, since after an upgrade that is each warm pod of each pool.
+        """
+        old: list[UUID] = []
+        replaceable: dict[str, list[UUID]] = defaultdict(list)
+        for row in rows:
+            revision = revisions.get(row.pool, "")
+            if row.state in ("starting", "idle") and row.revision != revision:
+                same_agent = _of_the_pool(row.revision) == _of_the_pool(revision)
+                (replaceable[row.pool] if row.state == "idle" and same_agent else old).append(row.pod_id)
+        unplaced = Counter(pool for pool, _ in self._unplaced.values())
+        for pool in demand:
+            old += replaceable[pool.pool][: spare(pool, unplaced[pool.pool])]
         if old:
             await self._resources.retire(old)
             self.kick()
@@ -244,7 +263,14 @@ class Fleet:
             await self._store.pod_gone(row.pod_id, "PodDeleted", proven=False)
 
 
-def revision_of(spec: dict[str, Any]) -> str:
-    """Of a pool's pods: the same for the same template and the same kind of reuse."""
-    made_of = {"template": spec.get("template"), "podReuse": (spec.get("podReuse") or {}).get("mode")}
+def template_revision(spec: dict[str, Any]) -> str:
+    """Of a pool, by all that its pods are made of."""
+    return _digest({"template": spec.get("template"), "podReuse": (spec.get("podReuse") or {}).get("mode"), "spool": spec.get("spool")})
+
+
+def _of_the_pool(revision: str) -> str:
+    return revision.partition("-")[0]
+
+
+def _digest(made_of: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(made_of, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:10]

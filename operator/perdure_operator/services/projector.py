@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, NoReturn, Protocol
 from uuid import UUID
@@ -18,10 +17,10 @@ from msgspec.json import decode
 
 from perdure_operator.domain.errors import PerdureError
 from perdure_operator.kube.api.v1alpha1 import MAX_INPUT_BYTES
-from perdure_operator.kube.client import AGENTRUNS, EVENTS, KubeApi, Resource
+from perdure_operator.kube.client import AGENTRUNS, KubeApi, Resource
 from perdure_operator.kube.errors import KubeConflict, KubeForbidden, KubeInvalid, KubeNotFound
-from perdure_operator.kube.names import API_VERSION, CANCEL_FINALIZER, FIELD_MANAGER, RUN_ID_LABEL
-from perdure_operator.services.conditions import rfc3339
+from perdure_operator.kube.names import API_VERSION, CANCEL_FINALIZER, RUN_ID_LABEL
+from perdure_operator.services.events import Event, Events, about
 from perdure_operator.services.polling import Poll
 from perdure_operator.services.status import events_of, status_of
 from perdure_operator.store.resources import Due, Resources, Unmade
@@ -51,6 +50,7 @@ class Projector:
     def __init__(self, resources: Resources, kube: KubeApi, cache: Cache) -> None:
         self._resources = resources
         self._kube = kube
+        self._events = Events(kube)
         self._cache = cache
         self._poll = Poll("statuses could not be written", seconds=POLL_SECONDS, outage=OUTAGE_SECONDS)
         self.kick = self._poll.kick
@@ -122,31 +122,10 @@ class Projector:
         self._written[str(due.uid)] = written
         if len(self._written) > REMEMBERED:
             self._written.popitem(last=False)
-        await self._tell(resource, status, old)
+        # Under a name that the transition always gets.
+        for event in events_of(due.row, status, old):
+            await self._events.tell(about("AgentRun", resource), str(status["lastSequence"]), event)
         return True
-
-    async def _tell(self, resource: Json, status: Json, old: Json) -> None:
-        """An event for a transition, under a name that the transition always gets."""
-        meta = resource["metadata"]
-        about = {"kind": "AgentRun", **{key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion")}}
-        for kind, reason, message in events_of(status, old):
-            await self._create_event(about, str(status["lastSequence"]), kind, reason, message)
-
-    async def _create_event(self, about: Json, mark: str, kind: str, reason: str, message: str) -> None:
-        """``mark``: tells this event from others of the same reason about the same object."""
-        at = rfc3339(datetime.now(UTC))
-        event = {
-            "apiVersion": "v1", "kind": "Event", "type": kind, "reason": reason, "message": message[:1000], "count": 1,
-            "metadata": {"name": f"{about['name'][:180]}.{about['uid'][:8]}.{mark}.{reason.lower()}", "namespace": about["namespace"]},
-            "involvedObject": {"apiVersion": API_VERSION, **about},
-            "source": {"component": "perdure"}, "reportingComponent": FIELD_MANAGER, "firstTimestamp": at, "lastTimestamp": at,
-        }  # fmt: skip
-        try:
-            await self._kube.create(EVENTS, about["namespace"], event)
-        except KubeConflict:
-            pass  # it was told before a crash
-        except PerdureError as error:
-            log.info("an event could not be written", name=f"{about['namespace']}/{about['name']}", reason=reason, error=str(error))
 
     # -------------------------------------------------------------------------------------------------------- resources
 
@@ -189,8 +168,8 @@ class Projector:
     async def _tell_owner(self, run: Unmade, reason: str, message: str) -> None:
         """A person looks at what has begun the run; the run itself has nothing in the cluster that could be looked at."""
         if run.owner is not None:
-            about = {"kind": run.owner.kind, "namespace": run.namespace, "name": run.owner.name, "uid": str(run.owner.uid)}
-            await self._create_event(about, str(run.run), "Warning", reason, message)
+            owner = {"kind": run.owner.kind, "namespace": run.namespace, "name": run.owner.name, "uid": str(run.owner.uid)}
+            await self._events.tell(owner, str(run.run), Event("Warning", reason, message))
 
 
 def _sequence(resource: Json) -> int:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import structlog
 
 from perdure_operator.domain.errors import PerdureError
 from perdure_operator.kube.client import AGENTRUNS, KubeApi, Resource
-from perdure_operator.kube.informer import SELECTORS
 from perdure_operator.observability import metrics
 from perdure_operator.store.resources import Resources, Tracked
 
@@ -42,11 +41,11 @@ class Resync:
     """``vanished`` is given the identity of a resource that is proven to be gone without anybody having seen its deletion."""
 
     def __init__(
-        self, resources: Resources, kube: KubeApi, cache: Cache, watched: Sequence[Resource], namespaces: Sequence[str], *,
-        vanished: Callable[[Json], Awaitable[None]], seconds: float,
+        self, resources: Resources, kube: KubeApi, cache: Cache, watched: Sequence[Resource], namespaces: Sequence[str],
+        selectors: Mapping[Resource, str], *, vanished: Callable[[Json], Awaitable[None]], seconds: float,
     ) -> None:  # fmt: skip
         self._resources, self._kube, self._cache = resources, kube, cache
-        self._watched, self._namespaces = watched, namespaces
+        self._watched, self._namespaces, self._selectors = watched, namespaces, selectors
         self._vanished, self._seconds = vanished, seconds
 
     async def run(self) -> None:
@@ -67,7 +66,7 @@ class Resync:
         seen: set[str] = set()
         for resource in self._watched:
             for namespace in self._namespaces or (None,):
-                objects, version = await self._kube.list(resource, namespace, labels=SELECTORS.get(resource, ""))
+                objects, version = await self._kube.list(resource, namespace, labels=self._selectors.get(resource, ""))
                 self._cache.replace(resource, objects, version, namespace)
                 if resource == AGENTRUNS:
                     seen |= {o["metadata"]["uid"] for o in objects}
@@ -82,7 +81,12 @@ class Resync:
     async def _absent(self, namespace: str, ones: list[Tracked], active: int) -> int:
         if unusual(count := sum(one.active for one in ones), active):
             metrics.RESYNC_HOLDS.inc()
-            log.error("unusually many resources are missing: their runs go on", namespace=namespace, missing=count, active=active)
+            log.error(
+                "unusually many resources are missing: their runs go on (docs/install.md says how to end them)",
+                namespace=namespace,
+                missing=count,
+                active=active,
+            )
             ones = [one for one in ones if not one.active]
         gone = [one for one in ones if await self._is_gone(one)]
         for one in gone:

@@ -13,7 +13,8 @@ from perdure_operator.domain.run import TERMINAL
 from perdure_operator.kube.api.status import fitted
 from perdure_operator.kube.names import pod_name
 from perdure_operator.services.conditions import Verdict, condition, rfc3339
-from perdure_operator.services.why import in_words, pool_fails, trouble_of_pool
+from perdure_operator.services.events import Event
+from perdure_operator.services.why import POOL_NOT_FOUND, in_words, pool_fails, trouble_of_pool
 from perdure_operator.store.payload import in_place
 from perdure_operator.store.reads import Row
 
@@ -31,6 +32,7 @@ def status_of(row: Row, generation: int, resource: Json) -> Json:
     status: Json = {
         "observedGeneration": generation,
         "runID": str(row["run_id"]),
+        "revision": row["revision"],
         "conditions": _conditions(row, generation, resource),
         "phase": state,
         "attempt": row["attempt"],
@@ -115,29 +117,39 @@ def _result(row: Row) -> Json:
     return {"resultRef": f"perdure:run/{row['run_id']}/result"}
 
 
-def events_of(status: Json, old: Json) -> Iterator[tuple[str, str, str]]:
-    """Type, reason and message of the Kubernetes events for this change of status. A start is told even if more has happened since."""
+def events_of(row: Row, status: Json, old: Json) -> Iterator[Event]:
+    """What this change of status is worth telling. A start is told even if more has happened since."""
     if status["phase"] != "Running" and status.get("startTime") and not old.get("startTime"):
-        yield "Normal", "Started", f"attempt {status['attempt']}"
-    if (event := _event_of(status, old)) is not None:
+        yield Event("Normal", "Started", f"attempt {status['attempt']}")
+    if (event := _transition(status, old) or _obstacle(row, status, old)) is not None:
         yield event
 
 
-def _event_of(status: Json, old: Json) -> tuple[str, str, str] | None:
+def _transition(status: Json, old: Json) -> Event | None:
     phase, before = status["phase"], old.get("phase")
-    message = next((c["message"] for c in status["conditions"] if c["type"] == "Succeeded"), "")
+    message = _message(status)
     if phase == before and status["attempt"] == old.get("attempt"):
         return None
     if phase == "Running":
-        return (
-            "Normal",
-            "Resumed" if before == "Suspended" or old.get("startTime") else "Started",
-            f"attempt {status['attempt']} on pod {status.get('podName')}",
-        )
+        reason = "Resumed" if before == "Suspended" or old.get("startTime") else "Started"
+        return Event("Normal", reason, f"attempt {status['attempt']} on pod {status.get('podName')}")
     if phase == "Suspended":
-        return "Normal", "Suspended", message or f"waits for {status.get('waitReason')}"
+        return Event("Normal", "Suspended", message or f"waits for {status.get('waitReason')}")
     if phase in TERMINAL:
-        return ("Normal" if phase == "Succeeded" else "Warning"), phase, message or f"after {status['attempt']} attempts"
+        return Event("Normal" if phase == "Succeeded" else "Warning", phase, message or f"after {status['attempt']} attempts")
     if before == "Running":
-        return "Warning", "Retrying", message
+        return Event("Warning", "Retrying", message)
     return None
+
+
+def _obstacle(row: Row, status: Json, old: Json) -> Event | None:
+    """Why a queued run gets no pod, if that is more than a queue and news."""
+    if status["phase"] != "Pending" or (message := _message(status)) == _message(old):
+        return None
+    if trouble := trouble_of_pool(row):
+        return Event("Warning", _identifier(trouble["reason"]), message)
+    return Event("Warning", POOL_NOT_FOUND, message) if row["not_admitted"] == POOL_NOT_FOUND else None
+
+
+def _message(status: Json) -> str:
+    return next((c.get("message", "") for c in status.get("conditions") or [] if c["type"] == "Succeeded"), "")

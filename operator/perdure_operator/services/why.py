@@ -12,9 +12,10 @@ from perdure_operator.services.conditions import rfc3339
 from perdure_operator.services.trouble import UNSCHEDULABLE
 from perdure_operator.store.reads import Row
 
+POOL_NOT_FOUND = "PoolNotFound"
 _PENDING = {
     "BackOff": "the last attempt failed{failure}; the next one is at {runnable_at}",
-    "PoolNotFound": "there is no AgentPool {pool}",
+    POOL_NOT_FOUND: "there is no AgentPool {pool}",
     "PoolLimit": "pool {pool} runs as many runs as its maxPods allows",
     "TenantLimit": "namespace {namespace} runs as many runs as its limit allows",
     "Paused": "paused; resume it to go on",

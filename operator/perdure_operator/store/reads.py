@@ -211,9 +211,11 @@ class Reader:
             run,
         )
 
-    async def input(self, run: UUID) -> bytes:
-        """JSON; that of a run that was given none is null."""
-        return await self.payload(await self._connection.fetchval("select input from perdure.run_specs where run_id = $1", run))
+    async def given(self, run: UUID) -> tuple[bytes, bytes]:
+        """Spec and input as JSON; the input of a run that was given none is null."""
+        row = await self._connection.fetchrow("select spec, input from perdure.run_specs where run_id = $1", run)
+        assert row is not None, run
+        return row["spec"].encode(), await self.payload(row["input"])
 
     async def payload(self, stored: bytes | None) -> bytes:
         payloads = await Payloads.of(self._connection, [stored])

@@ -103,12 +103,15 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
+    """``gave_up``: the last delivery that was decided, if it died."""
+
     next_at: datetime | None
     fired_at: datetime | None
     active: int
     pending: int
     dead: int
     last: Json | None
+    gave_up: Json | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +193,7 @@ class Triggers:
             return None
         return Summary(
             row["next_at"], row["fired_at"], row["active"], row["pending"], row["dead"],
-            msgspec.json.decode(row["last"]) if row["last"] else None,
+            *(msgspec.json.decode(found) if (found := row[name]) else None for name in ("last", "gave_up")),
         )  # fmt: skip
 
     async def outdated(self, key: str, succeeded: int, failed: int) -> list[Tracked]:
@@ -228,7 +231,8 @@ class Triggers:
             return int(await connection.fetchval("select perdure.fire($1)", _json.encode(body).decode()))
 
     async def emit(self, firing: Firing, delivery: UUID) -> Emitted:
-        """Stores a firing of now under the id ``delivery``, or finds the one that has its key. Raises TriggerNotFound."""
+        """Stores a firing of now under the id ``delivery``, or finds the one that has its key; one that a deletion of the trigger closed
+        gives its key up. Raises TriggerNotFound."""
         async with self._store.connection() as connection:
             [row] = await connection.fetch(
                 "select * from perdure.emit($1, $2, $3, $4, $5, $6)",

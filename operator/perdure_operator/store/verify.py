@@ -115,8 +115,15 @@ CHECKS: dict[str, str] = {
         where source in ('schedule', 'interval', 'at') group by trigger_key, source, fire_at having count(*) > 1
         union all
         select delivery_id, format('%s, run %s, decision %s, closed %s', state, run_id, decision, closed_at) from perdure.deliveries
-        where (run_id is not null) <> (state = 'DONE' and decision ->> 'action' = 'newRun') or (state = 'DONE') <> (decision is not null)
+        where (run_id is not null) <> (state = 'DONE' and decision ->> 'action' = 'newRun')
+           or (state = 'DONE') <> (decision is not null and decision ->> 'action' is distinct from 'drop')
+           or (decision ->> 'action' = 'drop' and state <> 'FAILED')
            or (closed_at is null) <> (state in ('PENDING', 'CLAIMED')) or (payload is not null and state in ('DONE', 'FAILED'))
+        union all
+        select d.delivery_id, format('its key went to %s, which does not exist, or was not free', d.superseded_by)
+        from perdure.deliveries d left join perdure.deliveries n on n.delivery_id = d.superseded_by
+        where d.dedup_key like 'superseded:%'
+          and (n.trigger_key is distinct from d.trigger_key or d.decision ->> 'action' is distinct from 'drop')
         union all
         select d.delivery_id, format('its run %s does not exist, or is another delivery''s', d.run_id) from perdure.deliveries d
         left join perdure.runs r using (run_id)

@@ -117,6 +117,7 @@ def test_values_reach_the_processes() -> None:
     assert env["PERDURE_GATEWAY_URL"] == f"https://{RELEASE}-gateway.{NAMESPACE}.svc"
     assert env["X"] == "y"
     assert container_of(everything, "Deployment", "gateway")["image"] == "registry.example.com/perdure/perdure-operator:1.2.3"
+    assert env["PERDURE_INSTALLATION"] == f"{NAMESPACE}.{RELEASE}"
     env = described(container_of(namespaced, "Deployment", "operator"))
     assert (env["PERDURE_WATCH_NAMESPACES"], env["PERDURE_INLINE_TEMPLATES"]) == ("team-a,team-b", "none")
     public = described(container_of(render(MATRIX["public-authority"]), "Deployment", "operator"))
@@ -240,6 +241,8 @@ def test_finalizers_are_released_when_nobody_is_left_to_set_them(rendered: Rende
     [job] = jobs
     spec = job["spec"]["template"]["spec"]
     assert spec["containers"][0]["args"] == ["release-finalizers"]
+    env, operator = described(spec["containers"][0]), described(container_of(rendered, "Deployment", "operator"))
+    assert env == {name: operator[name] for name in ("PERDURE_INSTALLATION", "PERDURE_WATCH_NAMESPACES")}
     assert {each["metadata"]["name"] for each in hooks if each["kind"] == "ServiceAccount"} == {spec["serviceAccountName"]}
     bound = [each["roleRef"]["name"] for each in hooks if each["kind"].endswith("Binding")]
     assert bound

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,6 +45,19 @@ def call(gateway: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     state.record(PodRecord(UUID(POD_ID), "worker-3", "default/worker", str(state.logs / "worker-3.log"), 1, 2, 3.0, 4.0))
     (state.logs / "worker-3.log").write_text("hello\nworld\n")
     return lambda *words, **more: CliRunner().invoke(app, list(words), **more)
+
+
+@pytest.fixture
+def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder below that of the session. A `perdure dev` that is started there starts nothing."""
+
+    async def ends_at_once(*_: object, **__: object) -> int:
+        return 0
+
+    monkeypatch.setattr("perdure_operator.cli.session.run", ends_at_once)
+    found = tmp_path / "below"
+    found.mkdir()
+    return found
 
 
 def cells(line: str) -> list[str]:
@@ -136,6 +150,41 @@ def test_why_says_what_would_wake_it(call: Callable[..., Result], gateway: FakeG
     assert " at the latest" in result.stdout
     assert "one came that it could not use: Expected `int`, got `str` (expected: int)" in result.stdout
     assert "weekly approve PAYLOAD" in result.stdout
+
+
+def test_the_command_that_ends_a_wait_can_be_pasted(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    waits = [{"kind": "signal", "name": "it's ok; go"}]
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = {"state": "Suspended", "reason": "Waiting", "waitingFor": waits}
+    command = call("why", "weekly").stdout.rstrip().rpartition("to send it: ")[2]
+    assert shlex.split(command) == ["perdure", "signal", "weekly", "it's ok; go"]
+
+
+def test_why_of_a_run_that_has_ended_says_it_once(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    ended = {"state": "Succeeded", "reason": "Succeeded", "message": ""}
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = ended
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/ledger"] = {"items": []}
+    assert call("why", "weekly").output == "Succeeded\n"
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = {"state": "Failed", "reason": "Bad", "message": "it broke"}
+    assert call("why", "weekly").output == "Failed\nBad: it broke\n    what its agent said: perdure logs weekly\n"
+
+
+def test_why_says_what_nobody_knows_of_a_run_that_has_ended(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = {"state": "Succeeded", "reason": "Succeeded"}
+    calls = [("send", "UNKNOWN"), ("send", "UNKNOWN"), ("charge", "UNKNOWN"), ("look", "SUCCEEDED")]
+    entries = [{"key": f"{n}" * 64, "tool": tool, "state": state} for n, (tool, state) in enumerate(calls)]
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/ledger"] = {"items": entries}
+    assert call("why", "weekly").stdout.splitlines()[1:] == ["    nobody knows whether charge, send happened: perdure ledger weekly"]
+
+
+def test_submit_says_that_it_changes_a_pool(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    head = "apiVersion: perdure.dev/v1alpha1\nkind: AgentPool\n"
+    same, other = (json.dumps({"template": {"spec": {"containers": [{"name": "agent", "image": image}]}}}) for image in ("a", "b"))
+    Path("pools.yaml").write_text("---\n".join(f"{head}metadata: {{name: {name}}}\nspec: {same}\n" for name in ("new", "kept", "changed")))
+    before = {"default/kept": same, "default/changed": other}
+    gateway.answers["GET /v1/namespaces/-/pools"] = {"items": [{"pool": name, "spec": json.loads(spec)} for name, spec in before.items()]}
+    result = call("submit", "pools.yaml")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.splitlines() == ["AgentPool default/changed is changed: all its runs get workers of the new kind from now on"]
 
 
 def test_why_says_which_call_a_person_must_decide_about_and_how(call: Callable[..., Result], gateway: FakeGateway) -> None:
@@ -248,6 +297,18 @@ def test_ledger_and_journal(call: Callable[..., Result], gateway: FakeGateway) -
     assert cells(call("journal", "weekly").stdout.splitlines()[1])[:4] == ["3", "step", "/step:a#0", "succeeded"]
 
 
+@pytest.mark.parametrize(("reason", "until"), [("Terminated", "stopped"), ("DevStopped", "stopped"), ("AgentKilled", "lost")])
+def test_a_worker_that_was_told_to_end_is_not_reported_as_lost(
+    call: Callable[..., Result], gateway: FakeGateway, reason: str, until: str
+) -> None:
+    path = f"GET /v1/namespaces/default/runs/{RUN_ID}"
+    ended = {"seq": 4, "at": "2026-11-21T12:00:05+00:00", "epoch": 2, "kind": "run.lost", "data": {"reason": reason}}
+    gateway.answers |= {f"{path}/{what}": {"items": []} for what in ("journal", "ledger")}
+    gateway.answers |= {f"{path}/tree": {"descendants": []}, f"{path}/events": {"items": [*EVENTS, ended], "next": None}}
+    (worker,) = [line for line in call("report", "weekly").stdout.splitlines() if "worker-3" in line]
+    assert cells(worker)[-2:] == ["4s", until]
+
+
 def test_the_ledger_of_a_run_that_has_ended_says_what_nobody_knows(call: Callable[..., Result], gateway: FakeGateway) -> None:
     entry = {"key": "a" * 64, "tool": "pay", "effect": "external", "attempts": 1, "state": "UNKNOWN"}
     gateway.answers["GET /v1/namespaces/default/runs/weekly/ledger"] = {"items": [entry]}
@@ -315,7 +376,13 @@ def test_a_verb_on_a_run_that_has_ended_says_how_to_start_another(call: Callable
     result = call("pause", "weekly")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: it has ended\nA run that has ended stays ended. For a new one: ")
-    assert "perdure dev --fresh" in result.stderr
+    assert "--fresh" not in result.stderr
+
+
+def test_an_error_repeats_what_was_typed(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    detail = "nobody asks about effect:zzz:1, and [red] is no colour"
+    gateway.answers["POST /v1/namespaces/default/runs/weekly/signals/effect:zzz:1"] = lambda _: problem(409, "not-asked", detail, "Ask.")
+    assert call("signal", "weekly", "effect:zzz:1", "{}").stderr.startswith(f"error: {detail}\n")
 
 
 def test_submit_of_a_run_that_has_ended_is_1_and_says_how_to_start_another(call: Callable[..., Result], gateway: FakeGateway) -> None:
@@ -327,6 +394,7 @@ def test_submit_of_a_run_that_has_ended_is_1_and_says_how_to_start_another(call:
     assert result.exit_code == 1
     assert result.stdout == "default/weekly is there already (Succeeded)\n"
     assert "metadata.name in run.yaml" in result.stderr
+    assert "`perdure dev --fresh -f run.yaml`, which forgets every run of this folder" in result.stderr
     result = call("submit", "--pool", "worker", "--name", "weekly")
     assert result.exit_code == 1
     assert "perdure submit --pool worker --name NEW" in result.stderr
@@ -348,6 +416,14 @@ def test_cancel_with_a_reason(call: Callable[..., Result], gateway: FakeGateway)
     result = call("cancel", "weekly", "--reason", "wrong input")
     assert result.stdout == "default/weekly asked to cancel (it is Running)\n"
     assert gateway.last()[1] == {"reason": "wrong input"}
+
+
+@pytest.mark.parametrize(("before", "said"), [("Suspended", "asked to cancel (it is Cancelled)"), ("Cancelled", "is Cancelled already")])
+def test_a_second_cancel_is_told_from_the_first(call: Callable[..., Result], gateway: FakeGateway, before: str, said: str) -> None:
+    gateway.answers["GET /v1/namespaces/default/runs/weekly"] = run(state=before)
+    gateway.answers["POST /v1/namespaces/default/runs/weekly/cancel"] = run(state="Cancelled")
+    result = call("cancel", "weekly")
+    assert (result.exit_code, result.stdout) == (0, f"default/weekly {said}\n")
 
 
 def test_submit_makes_pools_first_and_leaves_what_is_there_alone(call: Callable[..., Result], gateway: FakeGateway) -> None:
@@ -436,12 +512,29 @@ def test_an_answer_that_is_no_problem_json_is_shown(call: Callable[..., Result],
         ("signal", "weekly"),
         ("dev", "--once"),
         ("signal", "weekly", "go", "@nothing.json"),
+        ("deliveries",),
+        ("deliveries", "nightly", "--state", "lost"),
+        ("deliveries", "nightly", "--limit", "0"),
+        ("redrive", "nightly"),
+        ("redrive", "nightly", "d-1", "--all"),
+        ("fire", "nightly", "{"),
     ],
 )
 def test_wrong_use_is_2(call: Callable[..., Result], words: tuple[str, ...]) -> None:
     result = call(*words)
     assert result.exit_code == 2, result.output
     assert result.stderr
+
+
+def test_a_wrong_format_says_which_there_are(call: Callable[..., Result]) -> None:
+    said = " ".join(call("get", "-o", "jsn").stderr.replace("│", " ").split())
+    assert "Invalid value for '-o' / '--output': 'jsn' is not one of 'table', 'wide', 'json', 'yaml'." in said
+
+
+def test_a_file_that_is_not_there_is_no_wrong_line(call: Callable[..., Result]) -> None:
+    for words in (("submit", "nosuch.yaml"), ("dev", "-f", "nosuch.yaml")):
+        result = call(*words)
+        assert result.stderr == "error: nosuch.yaml: cannot be read: No such file or directory\nCheck the path; nothing was started.\n"
 
 
 def test_a_gateway_that_is_gone_is_5(call: Callable[..., Result], tmp_path: Path) -> None:
@@ -472,6 +565,29 @@ def test_while_dev_starts_it_says_so(call: Callable[..., Result], tmp_path: Path
     result = call("get")
     assert result.exit_code == 5
     assert f"perdure dev (process {os.getpid()}) is starting; wait for its line `ready:`" in result.stderr
+
+
+def test_dev_below_a_running_one_is_refused(
+    call: Callable[..., Result], tmp_path: Path, below: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(below)
+    above = StateDir(tmp_path / ".perdure")
+    above.acquire()
+    result = call("dev")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: a `perdure dev` is running in {tmp_path}\nGo there, or give this one a folder of its own with --state-dir .perdure.\n"
+    )
+    assert not (below / ".perdure").exists()
+    assert call("dev", env={"PERDURE_STATE": str(tmp_path / "named")}).exit_code == 0
+    assert call("dev", "--state-dir", ".perdure").exit_code == 0
+    assert call("dev").exit_code == 0, "this folder has its own now"
+
+
+def test_dev_below_a_stopped_one_begins(call: Callable[..., Result], below: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(below)
+    assert call("dev").exit_code == 0
+    assert (below / ".perdure").exists()
 
 
 def test_the_lock_of_a_process_that_has_ended_starts_nothing(call: Callable[..., Result], tmp_path: Path) -> None:

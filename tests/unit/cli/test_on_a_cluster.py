@@ -289,9 +289,16 @@ def test_a_certificate_user_is_told_what_to_do(call: Call, server: FakeApiServer
     assert "--as-serviceaccount NAMESPACE/NAME" in result.stderr
 
 
-@pytest.mark.parametrize(("given", "path"), [("ops/robot", "ops/serviceaccounts/robot"), ("robot", "team/serviceaccounts/robot")])
-def test_as_a_service_account(call: Call, server: FakeApiServer, gateway: FakeGateway, given: str, path: str) -> None:
-    assert call("get", "--as-serviceaccount", given).exit_code == 0
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        (("ops/robot",), "ops/serviceaccounts/robot"),
+        (("robot",), "team/serviceaccounts/robot"),
+        (("robot", "-n", "other"), "other/serviceaccounts/robot"),
+    ],
+)
+def test_as_a_service_account(call: Call, server: FakeApiServer, gateway: FakeGateway, options: tuple[str, ...], path: str) -> None:
+    call("get", "--as-serviceaccount", *options)
     assert f"/api/v1/namespaces/{path}/token" in server.paths("POST")
     assert gateway.last()[2]["Authorization"] == f"Bearer token-of-{path.replace('/serviceaccounts/', '-')}-1"
     assert server.asked[0].authorization == "Bearer the-token"
@@ -507,7 +514,7 @@ def test_report_is_one_page(call: Call, gateway: FakeGateway) -> None:
         "signal approve came 5m",
         f"{POD_NAME} 2s suspended",
         "6m, of which 3s with a worker",
-        "1 steps, 2 calls with effects, 1 children",
+        "1 step, 2 calls with effects, 1 child",
         'result {"pages": 7}',
     ):
         assert part in page, page
@@ -524,9 +531,23 @@ def complete(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     return capsys.readouterr().out.splitlines()
 
 
+def test_completion_of_triggers_and_their_dead_deliveries(
+    call: Call, server: FakeApiServer, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add("triggers", "team", "nightly", spec={})
+    server.add("triggers", "elsewhere", "never", spec={})
+    gateway.answers["GET /v1/namespaces/team/triggers/nightly/deliveries"] = {"items": [{"delivery_id": RUN_ID}], "next": None}
+    for verb in ("deliveries", "redrive", "fire"):
+        assert complete(capsys, monkeypatch, verb, "n") == ["nightly", ":4"]
+    assert complete(capsys, monkeypatch, "redrive", "nightly", "") == [RUN_ID, ":4"]
+    assert gateway.last()[2]["?state"] == "DEAD"
+    server.forbidden.add("GET /apis/perdure.dev/v1alpha1/namespaces/team/triggers")
+    assert complete(capsys, monkeypatch, "fire", "n") == [":4"]
+
+
 def test_completion_for_kubectl(call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     *found, directive = complete(capsys, monkeypatch, "re")
-    assert [line.split("\t")[0] for line in found] == ["report", "resume"]
+    assert [line.split("\t")[0] for line in found] == ["report", "resume", "redrive"]
     assert directive == ":4"
     assert complete(capsys, monkeypatch, "why", "we") == ["weekly", ":4"]
     assert complete(capsys, monkeypatch, "why", "--context", "here", "") == ["weekly", ":4"]

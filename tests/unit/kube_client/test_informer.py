@@ -25,7 +25,15 @@ class Bench:
 
     def informer(self, *namespaces: str, resources: tuple[Resource, ...] = (AGENTRUNS, PODS)) -> Informer:
         self.informers.append(
-            Informer(resources, namespaces, self._change, kube=self.kube, connection=self.server.connection, ticks=lambda: self.time)
+            Informer(
+                resources,
+                namespaces,
+                self._change,
+                {PODS: f"{MANAGED_BY_LABEL}={MANAGED_BY}"},
+                kube=self.kube,
+                connection=self.server.connection,
+                ticks=lambda: self.time,
+            )
         )
         return self.informers[-1]
 

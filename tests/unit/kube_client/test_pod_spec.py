@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -13,7 +14,7 @@ from perdure_operator.kube.names import label_value
 from perdure_operator.kube.specs.pod import PodSettings, ReservedName, worker_pod
 
 POD_ID = UUID("0190f3a2-1111-7222-8333-444455556666")
-SETTINGS = PodSettings("sidecar:1", ["https://perdure-gateway.perdure.svc"], gateway_ca="PEM")
+SETTINGS = PodSettings("sidecar:1", ["https://perdure-gateway.perdure.svc"], "perdure-system.perdure", gateway_ca="PEM")
 
 
 def template(*, metadata: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
@@ -49,9 +50,18 @@ def test_the_sidecar_is_native_comes_first_and_alone_has_the_token() -> None:
         "PERDURE_PORT": "4555",
         "PERDURE_SOCKET": "off",
         "PERDURE_POD_REUSE": "Never",
+        "PERDURE_AWAIT_SIGTERM": "true",
         "PERDURE_GATEWAY_CA": "PEM",
     }
-    assert env(pod["containers"][0]) == {"PERDURE_POD_REUSE": "Never"}
+    assert env(pod["containers"][0]) == {"PERDURE_POD_REUSE": "Never", "PERDURE_AWAIT_SIGTERM": "true"}
+
+
+def test_a_pod_is_made_of_nothing_of_its_pool_that_its_revision_leaves_out() -> None:
+    """Fleet names them: what is read here beside them would have pods of before stay."""
+    spec = AgentPoolSpec.model_validate(template() | {"podReuse": {"mode": "ForkPerRun"}, "spool": "Disk"})
+    assert spec.pod_reuse is not None
+    read = SimpleNamespace(template=spec.template, pod_reuse=SimpleNamespace(mode=spec.pod_reuse.mode), spool=spec.spool)
+    assert worker_pod("p", "team-a", cast(AgentPoolSpec, read), POD_ID, SETTINGS) == worker_pod("p", "team-a", spec, POD_ID, SETTINGS)
 
 
 def test_no_probe_no_restart_and_a_grace_period() -> None:
@@ -90,6 +100,7 @@ def test_names_labels_and_annotations() -> None:
         "app.kubernetes.io/component": "worker",
         "perdure.dev/pool": label_value(pool),
         "perdure.dev/pod-id": str(POD_ID),
+        "perdure.dev/installation": "perdure-system.perdure",
     }
     assert metadata["annotations"] == {"note": "y", "perdure.dev/pool": f"team-a/{pool}"}
     assert len(label_value(pool)) == 63

@@ -12,7 +12,7 @@ import pytest
 from perdure_operator.domain.errors import Unavailable
 from perdure_operator.local.fleet import Fleet
 from perdure_operator.local.processes import PodExit
-from perdure_operator.services.capacity import Need, decide
+from perdure_operator.services.capacity import Need, decide, spare
 from perdure_operator.store.store import PoolDemand
 
 CLEAN = PodExit(agent=0, sidecar=0, seconds=1, clean=True, stopped=False, sidecar_first=True)
@@ -77,6 +77,24 @@ def test_runs_that_wait_come_before_warm_pods_and_pools_take_turns() -> None:
 def test_on_a_full_machine_idle_pods_of_other_pools_make_room() -> None:
     pools = [demand("a/a", idle=4, minIdle=4), demand("a/b", runnable=2)]
     assert decide(pools, {"a/a": 4}, {}, limit=4, parallel=4) == {"a/a": Need(retire=2)}
+
+
+@pytest.mark.parametrize(
+    ("pool", "unplaced", "pods"),
+    [
+        (demand(minIdle=1000, maxPods=2000, idle=1000), 0, 250),
+        (demand(minIdle=1000, maxPods=2000, idle=750, starting=250), 0, 0),
+        (demand(minIdle=1000, maxPods=2000, idle=760, starting=240), 0, 10),
+        (demand(minIdle=1, idle=1), 0, 1),
+        (demand(minIdle=2, idle=1, starting=1), 0, 0),
+        (demand(idle=3), 0, 4),
+        # They will never be up, for want of room: what is there is all that there will be.
+        (demand(minIdle=10, maxPods=10, leased=8, idle=2), 0, 1),
+        (demand(minIdle=10, idle=5, starting=5), 5, 1),
+    ],
+)
+def test_idle_pods_are_replaced_while_others_are_warm(pool: PoolDemand, unplaced: int, pods: int) -> None:
+    assert spare(pool, unplaced) == pods
 
 
 class FakePod:
@@ -302,3 +320,8 @@ async def test_closing_stops_every_pod_and_tells_the_store() -> None:
     assert set(world.store.gone.values()) == {"Stopped"}
     assert len(world.store.gone) == 3
     assert world.said == []
+
+
+def test_an_agent_that_ends_too_soon_is_told_what_is_missing_in_any_language() -> None:
+    ended = PodExit(agent=0, sidecar=-15, seconds=1, clean=False, stopped=False, sidecar_first=False)
+    assert ended.words == ("agent exited with code 0 without finishing its run (an agent in Python calls serve(), others POST /v1/finish)")

@@ -73,8 +73,8 @@ def test_dates_and_times_of_day_stay_text(tmp_path: Path) -> None:
 def test_every_mistake_has_its_line(tmp_path: Path) -> None:
     file = write(tmp_path, f"{RUN}  retry:\n    maxRetrys: 3\n  priority: high\n---\n{POOL}  capacity: {{ minIdle: 9, maxIdle: 1 }}\n")
     assert mistakes(file) == [
-        f'{file}:9: spec.priority: must be a whole number, got "high"',
         f"{file}:8: spec.retry.maxRetrys: unknown field; did you mean maxRetries?",
+        f'{file}:9: spec.priority: must be a whole number, got "high"',
         f"{file}:18: spec.capacity: minIdle is larger than maxIdle (document 2)",
     ]
 

@@ -547,3 +547,18 @@ def test_timeouts_of_the_agent_around_a_commit_stay_timeouts() -> None:
         return "?"
 
     assert Simulation(main).run().result == "timeout"
+
+
+def test_a_run_that_a_step_has_failed_says_which() -> None:
+    @step
+    async def flaky() -> None:
+        raise RuntimeError("service said 503")
+
+    @agent
+    async def calls(run: Run, input: Any) -> None:
+        await flaky()
+
+    done = Simulation(calls).run()
+    assert done.state == "Failed"
+    assert done.error is not None
+    assert (done.error.type, done.error.message) == ("RuntimeError", "step flaky: service said 503")

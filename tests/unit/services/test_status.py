@@ -8,6 +8,7 @@ import pytest
 
 from perdure_operator.services.status import events_of
 
+QUEUED: dict[str, Any] = {"pool": "default/p", "pool_trouble": None, "not_admitted": None}
 NEW: dict[str, Any] = {"phase": "Pending", "attempt": 0}
 RUNNING = {"phase": "Running", "attempt": 1, "startTime": "2026-11-22T12:00:00Z", "podName": "p-1"}
 SUSPENDED = {**RUNNING, "phase": "Suspended"}
@@ -29,4 +30,23 @@ SUSPENDED = {**RUNNING, "phase": "Suspended"}
     ],
 )
 def test_events(old: dict[str, Any], new: dict[str, Any], reasons: list[str]) -> None:
-    assert [reason for _, reason, _ in events_of({"conditions": [], **new}, old)] == reasons
+    assert [event.reason for event in events_of(QUEUED, {"conditions": [], **new}, old)] == reasons
+
+
+def _pending(message: str) -> dict[str, Any]:
+    return {**NEW, "conditions": [{"type": "Succeeded", "message": message}]}
+
+
+@pytest.mark.parametrize(
+    ("row", "reasons"),
+    [
+        ({}, []),
+        ({"not_admitted": "PoolLimit"}, []),
+        ({"not_admitted": "PoolNotFound"}, ["PoolNotFound"]),
+        ({"pool_trouble": b'{"reason":"ErrImagePull","message":"no such image"}'}, ["ErrImagePull"]),
+    ],
+)
+def test_what_keeps_a_queued_run_from_a_pod_is_told_once(row: dict[str, Any], reasons: list[str]) -> None:
+    found = {**QUEUED, **row}
+    assert [event.reason for event in events_of(found, _pending("why"), _pending("queued"))] == reasons
+    assert list(events_of(found, _pending("why"), _pending("why"))) == []

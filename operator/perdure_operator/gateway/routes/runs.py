@@ -138,7 +138,7 @@ class Runs:
         async with self._store.reader() as reader:
             row = await reader.run(await reader.find(request.match_info["ns"], request.match_info["run"]))
             result = await reader.payload(row["result"]) if row["result"] is not None else None
-            return run_view(row, given=await reader.input(row["run_id"]), result=result)
+            return run_view(row, given=await reader.given(row["run_id"]), result=result)
 
     async def read(self, request: web.Request) -> web.Response:
         await authorize(request, "get")

@@ -74,7 +74,10 @@ class TriggerRoutes:
         if state is not None and state not in set(DeliveryState):
             raise InvalidInput(f"state must be one of {', '.join(DeliveryState)}, not {state!r}")
         before, limit = request.query.get("before"), integer(request, "limit", 100, 1, 1000)
-        found = await self._triggers.deliveries(_key(request), state=state, before=_uuid(before) if before else None, limit=limit)
+        key = _key(request)
+        found = await self._triggers.deliveries(key, state=state, before=_uuid(before) if before else None, limit=limit)
+        if not found and await self._triggers.get(key) is None:
+            raise TriggerNotFound(f"there is no Trigger {key}")
         return reply({"items": found, "next": found[-1].delivery_id if len(found) == limit else None})
 
     async def redrive(self, request: web.Request) -> web.Response:

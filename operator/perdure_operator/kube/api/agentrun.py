@@ -73,7 +73,7 @@ class Retry(Model):
     max_retries: Annotated[int, Field(ge=0, le=1000)] | None = None
     """Attempts after the first that may fail. Default 3."""
     backoff_seconds: Seconds | None = None
-    """Wait before the first retry, doubled for each further one. Default 2."""
+    """Wait before the first retry, doubled for each further one; up to half of it is left out at random. Default 2."""
     max_backoff_seconds: Seconds | None = None
     """Longest wait between two attempts. Default 120."""
     max_losses: Annotated[int, Field(ge=1, le=1000)] | None = None

@@ -101,6 +101,7 @@ DEFINITIONS = (
             Column("Attempt", ".status.attempt", "integer"),
             AGE,
             Column("Pod", ".status.podName", priority=WIDE),
+            Column("Revision", ".status.revision", priority=WIDE),
             Column("Parent", ".status.parentRef.name", priority=WIDE),
             Column("Cost", ".status.usage.cost", priority=WIDE),
             Column("Summary", ".spec.summary", priority=WIDE),

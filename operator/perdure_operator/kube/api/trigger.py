@@ -135,7 +135,7 @@ class DeliveryRetry(Model):
     max_attempts: Annotated[int, Field(ge=1, le=100)] | None = None
     """How often making the run is tried before the delivery is dead. Default 5."""
     backoff_seconds: Seconds | None = None
-    """Wait before the second try, doubled for each further one. Default 2."""
+    """Wait before the second try, doubled for each further one; up to half of it is left out at random. Default 2."""
 
 
 class RunTemplate(Model):

@@ -20,6 +20,7 @@ from perdure_operator.kube.names import (
     COMPONENT,
     COMPONENT_LABEL,
     GROUP,
+    INSTALLATION_LABEL,
     MANAGED_BY,
     MANAGED_BY_LABEL,
     POD_ID_LABEL,
@@ -58,10 +59,12 @@ def _sidecar_resources() -> Mapping[str, Mapping[str, str]]:
 
 @dataclass(frozen=True)
 class PodSettings:
-    """What is the same for all worker pods of an installation. ``gateway_ca``: PEM text; the sidecar trusts exactly these."""
+    """What is the same for all worker pods of an installation, and its name, which no other of the cluster has. ``gateway_ca``: PEM text;
+    the sidecar trusts exactly these."""
 
     sidecar_image: str
     gateway_urls: Sequence[str]
+    installation: str
     gateway_ca: str = ""
     sidecar_pull_policy: str = "IfNotPresent"
     sidecar_resources: Mapping[str, Mapping[str, str]] = field(default_factory=_sidecar_resources)
@@ -76,7 +79,8 @@ def worker_pod(pool: str, namespace: str, spec: AgentPoolSpec, pod_id: UUID, set
         raise ReservedName(f"AgentPool {namespace}/{pool}: {complaint}")
     forking = spec.pod_reuse is not None and spec.pod_reuse.mode == "ForkPerRun"
     spooling = spec.spool == "Disk"
-    shared = {"PERDURE_POD_REUSE": "ForkPerRun" if forking else "Never"}
+    # Both containers are stopped by the kubelet: perdure.sdk.exits says why.
+    shared = {"PERDURE_POD_REUSE": "ForkPerRun" if forking else "Never", "PERDURE_AWAIT_SIGTERM": "true"}
     if forking:
         shared["PERDURE_SOCKET"] = f"{_SOCKET_DIR}/agent.sock"
     pod: Json = template.spec.to_json()
@@ -106,6 +110,7 @@ def worker_pod(pool: str, namespace: str, spec: AgentPoolSpec, pod_id: UUID, set
                 COMPONENT_LABEL: COMPONENT,
                 POOL_LABEL: label_value(pool),
                 POD_ID_LABEL: str(pod_id),
+                INSTALLATION_LABEL: label_value(settings.installation),
             },
             "annotations": {**metadata.get("annotations", {}), POOL_ANNOTATION: f"{namespace}/{pool}"},
         },

@@ -342,7 +342,8 @@ create table perdure.triggers (
 );
 create index triggers_due on perdure.triggers (next_at) where next_at is not null and not suspended and not deleted;
 
--- Firings, each under the key that makes it unique. Rows are never deleted while their key may come again.
+-- Firings, each under the key that makes it unique. Rows are never deleted while their key may come again. What a trigger's deletion closed
+-- hands its key to the next event that has it, and keeps `superseded:<its id>:<key>`.
 create table perdure.deliveries (
   delivery_id uuid primary key,          -- UUIDv7
   trigger_key text not null,
@@ -361,7 +362,7 @@ create table perdure.deliveries (
   run_id uuid,
   owner_uid uuid,                        -- the trigger's object when the run was made: its resource's owner
   followed text check (followed in ('active', 'ended')), -- its run has not ended, or has and still has a resource; null: nothing to do any more
-  superseded_by uuid,
+  superseded_by uuid,                    -- the delivery because of which this one has no run
   created_at timestamptz not null,
   closed_at timestamptz
 );

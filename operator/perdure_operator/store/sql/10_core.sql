@@ -33,7 +33,7 @@ $$;
 create or replace function perdure.save(r perdure.runs) returns void language plpgsql as $$
 begin
   update perdure.runs set
-    state = r.state, reason = r.reason, message = r.message, state_since = r.state_since, epoch = r.epoch, holder = r.holder,
+    state = r.state, reason = r.reason, message = r.message, state_since = r.state_since, epoch = r.epoch, holder = r.holder, revision = r.revision,
     attempt = r.attempt, failures = r.failures, losses = r.losses, last_seq = r.last_seq, worker_seq = r.worker_seq,
     loss_seq = r.loss_seq, priority = r.priority, deadline_seconds = r.deadline_seconds, active_limit_ms = r.active_limit_ms,
     max_tool_retries = r.max_tool_retries, rank = r.rank, runnable_at = r.runnable_at, reasons = r.reasons,

@@ -33,21 +33,25 @@ $$;
 create or replace function perdure.grant(r perdure.runs, p_pods uuid[], p_gateway text, p_now timestamptz) returns perdure.runs language plpgsql as $$
 declare
   v_pod uuid;
+  v_revision text;
 begin
   -- A later statement than the locks: what it sees includes all that others did.
   if not perdure.lock_limits(r) or perdure.admits(r, p_now) is not null then
     return r;
   end if;
   -- One look a pod until one will do: the table may hold thousands, and these are at hand.
-  select p.pod_id into v_pod from unnest(p_pods) u(id) cross join lateral (
-    select q.pod_id from perdure.pods q
+  select p.pod_id, p.revision into v_pod, v_revision from unnest(p_pods) u(id) cross join lateral (
+    select q.pod_id, q.revision from perdure.pods q
     where q.pod_id = u.id and q.pool = r.pool and q.state = 'idle' and q.gateway = p_gateway for update skip locked) p
   limit 1;
   if v_pod is null then
     return r;
   end if;
   update perdure.pods set state = 'leased', run_id = r.run_id, since = p_now where pod_id = v_pod;
-  return perdure.move(r, 'lease', 'Leased', '', p_now, jsonb_build_object('pod', v_pod, 'gateway', p_gateway));
+  -- That of the template: what the installation adds to it is no code of the agent.
+  r.revision := nullif(split_part(v_revision, '-', 1), '');
+  return perdure.move(r, 'lease', 'Leased', '', p_now,
+    jsonb_strip_nulls(jsonb_build_object('pod', v_pod, 'gateway', p_gateway, 'revision', r.revision)));
 end $$;
 
 -- The direct path: a run that an operation just made Pending goes to an idle pod of the same gateway in the same commit, unless

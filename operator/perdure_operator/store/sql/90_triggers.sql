@@ -1,5 +1,10 @@
 -- Triggers and deliveries (T). Lock order: the trigger's row, then its deliveries, then a new run; no run that exists is ever locked here.
 
+-- What a trigger's deletion closes made nothing and is to be told from what was decided: such a delivery does not use up the key of an event.
+create or replace function perdure.trigger_deleted() returns jsonb language sql immutable as $$
+  select '{"action": "drop", "reason": "TriggerDeleted"}'::jsonb
+$$;
+
 -- A firing is stored, once a dedup key. Held back while the trigger is suspended.
 create or replace function perdure.emit(p_id uuid, p_trigger text, p_source text, p_dedup text, p_payload bytea, p_detail jsonb)
 returns table (delivery_id uuid, duplicate boolean) language plpgsql as $$
@@ -12,6 +17,9 @@ begin
   if not found then
     perform perdure.refuse('trigger-not-found', format('there is no Trigger %s', p_trigger));
   end if;
+  -- Of two at once the second waits here, finds the key handed over, and then the first one's row in its way. No source is called so.
+  update perdure.deliveries d set dedup_key = format('superseded:%s:%s', d.delivery_id, d.dedup_key), superseded_by = p_id
+  where d.dedup_key = p_dedup and d.state = 'FAILED' and d.decision = perdure.trigger_deleted();
   insert into perdure.deliveries as d (delivery_id, trigger_key, source, dedup_key, state, fire_at, not_before, payload, detail, created_at)
   values (p_id, p_trigger, p_source, p_dedup, 'PENDING', v_now, case when v_suspended then 'infinity' else v_now end, p_payload, p_detail, v_now)
   on conflict (dedup_key) do nothing;
@@ -96,7 +104,7 @@ begin
   end if;
   v_now := perdure.now();
   if t.deleted then
-    perform perdure.close_delivery(p_delivery, 'FAILED', 'the trigger was deleted', null, v_now);
+    perform perdure.close_delivery(p_delivery, 'FAILED', 'the trigger was deleted', perdure.trigger_deleted(), v_now);
     return 'trigger-deleted';
   elsif t.suspended then
     update perdure.deliveries set state = 'PENDING', not_before = 'infinity', attempts = attempts - 1 where delivery_id = p_delivery;
@@ -109,7 +117,8 @@ begin
     perform perdure.follow_runs(d.trigger_key);
     select * into v_active from perdure.deliveries x where x.trigger_key = d.trigger_key and x.followed = 'active' limit 1;
     if found then
-      perform perdure.close_delivery(p_delivery, 'DONE', format('run %s has not ended', v_active.run_id),
+      perform perdure.close_delivery(p_delivery, 'DONE',
+        format('run %s has not ended', (select r.name from perdure.runs r where r.run_id = v_active.run_id)),
         jsonb_build_object('action', 'skip', 'reason', 'Forbid', 'run', v_active.run_id), v_now);
       update perdure.deliveries set superseded_by = v_active.delivery_id where delivery_id = p_delivery;
       return 'skipped';
@@ -174,21 +183,26 @@ begin
   if not found then
     return false;
   end if;
-  update perdure.deliveries set state = 'FAILED', message = 'the trigger was deleted', payload = null, closed_at = perdure.now()
+  update perdure.deliveries
+  set state = 'FAILED', message = 'the trigger was deleted', decision = perdure.trigger_deleted(), payload = null, closed_at = perdure.now()
   where trigger_key = p_key and state in ('PENDING', 'CLAIMED');
   return true;
 end $$;
 
 -- What the status of its object says.
 create or replace function perdure.trigger_summary(p_key text)
-returns table (next_at timestamptz, fired_at timestamptz, active bigint, pending bigint, dead bigint, last jsonb) language sql as $$
+returns table (next_at timestamptz, fired_at timestamptz, active bigint, pending bigint, dead bigint, last jsonb, gave_up jsonb) language sql as $$
   select t.next_at, t.fired_at,
     (select count(*) from perdure.deliveries d where d.trigger_key = p_key and d.followed = 'active'),
     (select count(*) from perdure.deliveries d where d.trigger_key = p_key and d.state in ('PENDING', 'CLAIMED')),
     (select count(*) from perdure.deliveries d where d.trigger_key = p_key and d.state = 'DEAD'),
     (select jsonb_build_object('id', d.dedup_key, 'state', d.state, 'at', d.created_at, 'message', d.message, 'run', r.name)
      from perdure.deliveries d left join perdure.runs r using (run_id)
-     where d.trigger_key = p_key order by d.delivery_id desc limit 1)
+     where d.trigger_key = p_key order by d.delivery_id desc limit 1),
+    (select jsonb_build_object('delivery', x.delivery_id, 'message', x.message) from (
+       select * from perdure.deliveries d
+       where d.trigger_key = p_key and d.state not in ('PENDING', 'CLAIMED') order by d.delivery_id desc limit 1) x
+     where x.state = 'DEAD')
   from perdure.triggers t where t.trigger_key = p_key
 $$;
 
