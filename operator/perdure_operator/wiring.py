@@ -48,9 +48,10 @@ async def run_gateway(config: GatewayConfig) -> None:
         gateway = Gateway(store, config.name, _authenticator(config, store, kube), lease_seconds=config.lease_seconds, secrets=secrets)
         if config.metrics_listen:
             await parts.enter_async_context(_serving(gateway.probes(), config.metrics_listen))
+        # Before serving, so that they end after it: requests that are being answered need them.
+        loops = await parts.enter_async_context(_running(gateway.run_loops(), *([certificate.run()] if certificate else [])))
         tls = certificate.context if certificate else None
         address = await parts.enter_async_context(_serving(gateway.application(), config.listen, tls))
-        loops = await parts.enter_async_context(_running(gateway.run_loops(), *([certificate.run()] if certificate else [])))
         log.info("gateway ready", name=config.name, address=address, tls=tls is not None)
         stopped = asyncio.create_task(stop.wait())
         ended, _ = await asyncio.wait({*loops, stopped}, return_when=asyncio.FIRST_COMPLETED)

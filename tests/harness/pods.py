@@ -44,7 +44,7 @@ class FakePod:
         self.lost: list[wire.LeaseLost] = []
         self.silent = False
         self.connections = 0
-        self._token = token
+        self.headers = {"Authorization": f"Bearer {token}"}
         self._next = 0
         self._open: dict[int, asyncio.Future[wire.Answer | wire.Refusal]] = {}
         self._frames: dict[type, asyncio.Queue[wire.FromGateway]] = defaultdict(asyncio.Queue)
@@ -56,9 +56,7 @@ class FakePod:
 
     async def connect(self, gateway: Gateway, hello: wire.FromPod | None = None) -> Self:
         """Says hello with what it believes to hold. Raises aiohttp.WSServerHandshakeError when the upgrade is refused."""
-        opened = await gateway.http.ws_connect(
-            gateway.url + "/v1/pod", headers={"Authorization": f"Bearer {self._token}"}, max_msg_size=0, compress=0
-        )
+        opened = await gateway.http.ws_connect(gateway.url + "/v1/pod", headers=self.headers, max_msg_size=0, compress=0)
         self._socket = opened
         self._frames.clear()
         self._out = asyncio.Queue()

@@ -17,7 +17,7 @@ from perdure_operator.gateway.auth import Authenticator
 from perdure_operator.gateway.batching import Batcher
 from perdure_operator.gateway.dispatch import Dispatcher
 from perdure_operator.gateway.heartbeats import Heartbeats
-from perdure_operator.gateway.http import AUTHENTICATOR, bearer, problems, reply
+from perdure_operator.gateway.http import AUTHENTICATOR, ENDING, bearer, problems, reply
 from perdure_operator.gateway.openapi import openapi
 from perdure_operator.gateway.pods import Hub
 from perdure_operator.gateway.pools import Pools
@@ -38,6 +38,8 @@ from perdure_operator.store.store import Store
 from perdure_operator.store.triggers import Triggers
 
 log = structlog.get_logger(__name__)
+CLOSE_SECONDS = 1.0
+"""For which a pod is waited for that was told that its connection ends."""
 _TERMINAL = frozenset(str(state) for state in TERMINAL)
 
 
@@ -81,6 +83,8 @@ class Gateway:
     def application(self) -> web.Application:
         app = web.Application(middlewares=[problems], client_max_size=1 << 24)
         app[AUTHENTICATOR] = self._authenticator
+        app[ENDING] = asyncio.Event()
+        app.on_shutdown.append(self._let_go)
         app.add_routes(
             [
                 web.get("/v1/pod", self._pod),
@@ -102,6 +106,11 @@ class Gateway:
 
     def _probes(self) -> list[web.RouteDef]:
         return [web.get("/healthz", self._alive), web.get("/readyz", self._ready), web.get("/metrics", self._metrics)]
+
+    async def _let_go(self, app: web.Application) -> None:
+        """Comes when nobody can connect any more. Requests that are being answered are waited for, those that last are not."""
+        app[ENDING].set()
+        await self._hub.close()
 
     # ---------------------------------------------------------------------------------------------------------- joints
 
@@ -134,7 +143,7 @@ class Gateway:
 
     async def _pod(self, request: web.Request) -> web.StreamResponse:
         identity = await self._authenticator.pod(bearer(request))
-        socket = web.WebSocketResponse(max_msg_size=wire.MAX_FRAME_BYTES, compress=False, heartbeat=20.0)
+        socket = web.WebSocketResponse(max_msg_size=wire.MAX_FRAME_BYTES, compress=False, heartbeat=20.0, timeout=CLOSE_SECONDS)
         await socket.prepare(request)
         await self._hub.serve(identity, socket)
         return socket

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from perdure_operator.gateway.translate import problem
 
 log = structlog.get_logger(__name__)
 AUTHENTICATOR = web.AppKey("authenticator", Authenticator)
+ENDING = web.AppKey("ending", asyncio.Event)
+"""Set when this process has been told to end: whoever is connected for long is sent to another gateway."""
 MAX_BODY = MAX_BYTES * 4
 """A batch of runs may be larger than one value."""
 

@@ -101,6 +101,7 @@ class Pod:
                     await self._socket.send_bytes(frame)
 
     async def close(self) -> None:
+        """Whatever it has asked and not heard it asks again, of whom it connects to next."""
         await self._socket.close(code=1001)
 
 
@@ -118,6 +119,8 @@ class Hub:
         self._by_run: dict[UUID, Pod] = {}
         self._idle: dict[UUID, Pod] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: set[Pod] = set()
+        self._closing = False
 
     # ------------------------------------------------------------------------------------------------ what others ask
 
@@ -155,6 +158,12 @@ class Hub:
         self.not_idle(pod)
         self._later(self._deliver(pod, run, epoch))
 
+    async def close(self) -> None:
+        """Sends all pods to other gateways, at once: while they are here nobody keeps their leases alive once this process's loops end."""
+        self._closing = True
+        self._idle.clear()
+        await asyncio.gather(*(pod.close() for pod in list(self._connections)))
+
     def _later(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -172,8 +181,11 @@ class Hub:
     async def serve(self, identity: PodIdentity, socket: web.WebSocketResponse) -> None:
         """From hello to the end of the connection."""
         pod = Pod(identity, socket)
+        self._connections.add(pod)
         pump = asyncio.create_task(pod.pump())
         try:
+            if self._closing:
+                return
             async with asyncio.timeout(HELLO_SECONDS):
                 hello = await socket.receive()
             frame = wire.decode_from_pod(hello.data) if hello.type is WSMsgType.BINARY else None
@@ -194,6 +206,7 @@ class Hub:
         except PerdureError as error:  # the store is away: the pod connects again
             log.warning("a pod could not be served", pod=str(pod.id), error=str(error))
         finally:
+            self._connections.discard(pod)
             if self.pods.get(pod.id) is pod:
                 del self.pods[pod.id]
                 if pod.held is not None and self._by_run.get(pod.held.run) is pod:
@@ -220,7 +233,7 @@ class Hub:
             run=believed,
             epoch=hello.epoch,
         )
-        if status.status == "superseded":
+        if status.status == "superseded" or self._closing:
             return False
         if status.run is not None and self.batcher is not None:
             self.batcher.connected(status.run)

@@ -11,7 +11,7 @@ from aiohttp import web
 from perdure import protocol as wire
 from perdure_operator.domain.errors import Unavailable
 from perdure_operator.domain.run import State
-from perdure_operator.gateway.http import authorize, integer, reply, whole
+from perdure_operator.gateway.http import ENDING, authorize, integer, reply, whole
 from perdure_operator.gateway.views import event_view, record
 from perdure_operator.store.store import Store
 
@@ -63,12 +63,12 @@ class History:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
         with contextlib.suppress(ConnectionResetError, Unavailable):  # the reader has gone, or comes back with Last-Event-ID
-            await self._follow(run, start, response)
+            await self._follow(run, start, response, request.app[ENDING])
         return response
 
-    async def _follow(self, run: UUID, start: int, response: web.StreamResponse) -> None:
+    async def _follow(self, run: UUID, start: int, response: web.StreamResponse, ending: asyncio.Event) -> None:
         quiet = 0.0
-        while True:
+        while not ending.is_set():
             async with self._store.reader() as reader:
                 # State first: whatever is terminal here has all its events below.
                 _, state = await reader.last_seq(run)
