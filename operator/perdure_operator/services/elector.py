@@ -7,29 +7,35 @@ it writes to Kubernetes cannot be fenced so, and is safe without it (uid precond
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import structlog
 
 from perdure_operator.domain.errors import PerdureError
 from perdure_operator.observability import metrics
-from perdure_operator.store.resources import Resources
 
 log = structlog.get_logger(__name__)
 
 ROLE = "operator"
 TERM_SECONDS = 6.0
 RENEW_SECONDS = 1.0
-STEP_DOWN_SECONDS = 4.0
-"""Without a renewal for so long the leader stops, before anybody else may begin."""
+STEP_DOWN_SECONDS = 5.0
+"""So long after it asked for the renewal that it got last the leader stops, before anybody else may begin."""
+
+
+class Leadership(Protocol):
+    """The row in the store. Either raises PerdureError when nobody can tell."""
+
+    async def lead(self, role: str, holder: str, seconds: float) -> int | None: ...
+    async def resign(self, role: str, holder: str) -> None: ...
 
 
 class Elector:
     """Runs ``lead(term)`` while this process leads, and cancels it when it does not any more. When ``lead`` ends, so does ``run``."""
 
-    def __init__(self, resources: Resources, holder: str, lead: Callable[[int], Awaitable[None]]) -> None:
-        self._resources = resources
+    def __init__(self, leadership: Leadership, holder: str, lead: Callable[[int], Awaitable[None]]) -> None:
+        self._leadership = leadership
         self._holder = holder
         self._lead = lead
         self.term: int | None = None
@@ -37,15 +43,17 @@ class Elector:
 
     async def run(self) -> None:
         """Until cancelled; then gives the lead back, so that another replica has it within a second."""
+        clock = asyncio.get_running_loop().time
         work: asyncio.Task[None] | None = None
-        renewed = time.monotonic()
+        until = 0.0
         try:
             while True:
-                term = await self._ask()
-                now = time.monotonic()
+                asked = clock()
+                # Nobody knows when the store decided: no sooner than it was asked. A leader waits no longer for an answer than it may lead.
+                term = await self._ask(until if work is not None else asked + STEP_DOWN_SECONDS)
                 if term is not None:
-                    renewed = now
-                if work is not None and (term not in (None, self.term) or now - renewed > STEP_DOWN_SECONDS or self._deposed):
+                    until = asked + STEP_DOWN_SECONDS
+                if work is not None and (term not in (None, self.term) or clock() >= until or self._deposed):
                     await _end(work)
                     work, self.term = None, None
                     log.warning("no longer leading", holder=self._holder)
@@ -54,28 +62,30 @@ class Elector:
                     self.term = term
                     work = asyncio.ensure_future(self._lead(term))
                 metrics.LEADING.set(self.term is not None)
+                pause = max(0.0, asked + RENEW_SECONDS - clock())
                 if work is not None:
-                    await asyncio.wait([work], timeout=RENEW_SECONDS)
+                    await asyncio.wait([work], timeout=pause)
                     if work.done():
                         work.result()
                         return
                 else:
-                    await asyncio.sleep(RENEW_SECONDS)
+                    await asyncio.sleep(pause)
         finally:
             if work is not None:
                 await _end(work)
                 try:
-                    await self._resources.resign(ROLE, self._holder)
+                    await self._leadership.resign(ROLE, self._holder)
                 except PerdureError as error:
                     log.warning("the lead could not be given back", error=str(error))
 
-    async def _ask(self) -> int | None:
-        """The term, or None when another leads or nobody can tell."""
+    async def _ask(self, until: float) -> int | None:
+        """The term, or None when another leads or nobody can tell by that time of the event loop."""
         self._deposed = False
         try:
-            term = await self._resources.lead(ROLE, self._holder, TERM_SECONDS)
-        except PerdureError as error:
-            log.warning("the lead could not be asked for", error=str(error))
+            async with asyncio.timeout_at(until):
+                term = await self._leadership.lead(ROLE, self._holder, TERM_SECONDS)
+        except (PerdureError, TimeoutError) as error:
+            log.warning("the lead could not be asked for", error=str(error) or "no answer in time")
             return None
         self._deposed = term is None
         return term
