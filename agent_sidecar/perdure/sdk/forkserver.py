@@ -26,6 +26,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -61,6 +62,8 @@ def serve_forking(agent: Agent[..., Any], address: Address, exits: ProcessExits)
     """Serves runs until the pod retires; gives the exit code, and tells ``exits`` of SIGTERM. Raises InvalidDeclaration."""
     if address.socket is None:
         raise InvalidDeclaration("PERDURE_POD_REUSE=ForkPerRun needs PERDURE_SOCKET, the unix socket of the sidecar")
+    if threading.current_thread() is not threading.main_thread():
+        raise InvalidDeclaration("PERDURE_POD_REUSE=ForkPerRun needs serve() in the main thread: it forks, and hears of SIGTERM, there")
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
         raise InvalidDeclaration("serve() must be called without an event loop: a fork would inherit it")
@@ -106,6 +109,8 @@ class _Parent:
         except SidecarUnavailable as error:
             _log.error("%s", error)
             return LEASE_LOST
+        finally:
+            self._exits.heed()
         return DONE
 
     def _serve(self, secret: str) -> tuple[int, bool]:

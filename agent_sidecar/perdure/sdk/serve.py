@@ -33,12 +33,15 @@ def serve(agent: Agent[..., Any]) -> NoReturn:
             level=os.environ.get("PERDURE_LOG_LEVEL", "info").upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
     exits = ProcessExits()
+    child = "PERDURE_SECRET_FD" in os.environ
     if os.environ.get("PERDURE_POD_REUSE") == "ForkPerRun":
         from perdure.sdk.forkserver import serve_forking
 
         code = serve_forking(agent, address_from(os.environ), exits)
     else:
         code = serve_once(agent, address_from(os.environ), _inherited_secret(), exits)
+    if child:
+        exits.leave(code)  # as a forked one ends: with the run, whatever else goes on in this process
     exits.end(code)
 
 

@@ -88,6 +88,49 @@ def test_what_serves_in_a_thread_ends_that_thread() -> None:
     assert "exit handlers" in done.stdout
 
 
+HANGS = {
+    "a thread": "threading.Thread(target=time.sleep, args=(1000,)).start()",
+    "a thread of an executor": "import concurrent.futures as f; f.ThreadPoolExecutor().submit(time.sleep, 1000)",
+    "a child": "import multiprocessing as m; m.get_context('fork').Process(target=time.sleep, args=(1000,)).start()",
+    "an exit handler": "atexit.register(time.sleep, 1000)",
+}
+
+
+@pytest.mark.parametrize("first", ["true", ""], ids=["first of its container", "another process"])
+@pytest.mark.parametrize("what", list(HANGS))
+@pytest.mark.parametrize("told", [[], ["told"]], ids=["told then", "told before"])
+def test_an_interpreter_that_cannot_end_is_ended_by_sigterm(what: str, told: list[str], first: str) -> None:
+    code = AGENT.replace("try:\n", f"{HANGS[what]}\nprint('hangs', flush=True)\ntry:\n", 1).replace("os.kill =", "nothing =")
+    env = {**os.environ, "PERDURE_AWAIT_SIGTERM": first}
+    if not first:
+        code = code.replace("os.getpid = lambda: 1", "")
+    with subprocess.Popen([sys.executable, "-c", code, "end", *told], stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        while "finally" not in process.stdout.readline():
+            pass
+        if not told:
+            time.sleep(QUIET_SECONDS)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(10) == 7
+        finally:
+            process.kill()
+
+
+def test_what_the_program_has_to_do_is_waited_for() -> None:
+    code = AGENT.replace('print("finally", flush=True)', 'print("began", flush=True); time.sleep(3); print("finally", flush=True)')
+    with subprocess.Popen([sys.executable, "-c", code, "end"], stdout=subprocess.PIPE, text=True, env=os.environ) as process:
+        assert process.stdout is not None
+        while "began" not in process.stdout.readline():
+            pass
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=20)
+        assert process.returncode == 7
+    assert "finally" in said
+    assert "exit handlers" in said
+
+
 @pytest.mark.parametrize("how", ["leave", "end"])
 @pytest.mark.parametrize(
     ("arguments", "env"), [(["told"], {}), ([], {"PERDURE_AWAIT_SIGTERM": ""})], ids=["SIGTERM has come", "no kubelet"]

@@ -310,8 +310,9 @@ async def main(run: Run) -> list[int]:
 
 
 @LINUX
-async def test_threads_at_import_time_are_named_and_each_run_gets_a_new_process(tmp_path: Path) -> None:
-    (tmp_path / "busybody.py").write_text("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n")
+@pytest.mark.parametrize("daemon", [True, False], ids=["daemon", "a thread that no interpreter ends without"])
+async def test_threads_at_import_time_are_named_and_each_run_gets_a_new_process(tmp_path: Path, daemon: bool) -> None:
+    (tmp_path / "busybody.py").write_text(f"import threading\nthreading.Thread(target=threading.Event().wait, daemon={daemon}).start()\n")
     code = """
 import busybody
 
@@ -321,6 +322,9 @@ async def main(run: Run) -> int:
 """
     async with fake_sidecar(tmp_path) as sidecar, agent_process(sidecar, code, **FORK) as process:
         records = await serve_runs(sidecar, [None, None])
+        if not daemon:
+            await asyncio.sleep(0.3)
+            process.tell(signal.SIGTERM)  # as the kubelet does
         assert await process.end() == 0
         assert [record.state for record in records] == ["Succeeded", "Succeeded"]
         assert records[0].output != records[1].output
@@ -363,3 +367,5 @@ async def test_forks_need_the_socket_and_no_loop(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PERDURE_SOCKET", str(tmp_path / "agent.sock"))
     with pytest.raises(InvalidDeclaration, match="event loop"):
         main.serve()
+    with pytest.raises(InvalidDeclaration, match="main thread"):
+        await asyncio.to_thread(main.serve)
