@@ -96,10 +96,16 @@ while :; do
             decision=$(post activities/begin "$begin")
             ;;
         unknown)
-            found=false
-            case $(send "$url?key=$key") in *"$key"*) found=true ;; esac
-            say "nobody knows whether the webhook has it; it says: $found"
-            decision=$(post activities/resolve '{"key":"'"$key"'","happened":'"$found"'}')
+            # No answer says nothing: then it is asked again, for as long as it takes.
+            if known=$(send "$url?key=$key"); then
+                case $known in *"$key"*) found=true ;; *) found=false ;; esac
+                say "nobody knows whether the webhook has it; it says: $found"
+                decision=$(post activities/resolve '{"key":"'"$key"'","happened":'"$found"'}')
+            else
+                say "nobody knows whether the webhook has it, and it does not answer"
+                sleep 5
+                decision=$(post activities/begin "$begin")
+            fi
             ;;
         busy)
             sleep 1

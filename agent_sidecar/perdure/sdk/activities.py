@@ -22,15 +22,21 @@ from perdure.protocol import ActivityDecision, ActivityEnd, ErrorInfo
 from perdure.sdk import errors
 from perdure.sdk.codec import Codec, codec_of, encode, named
 from perdure.sdk.here import HERE, Here
-from perdure.sdk.identity import Scope
+from perdure.sdk.identity import Claim, Scope
 from perdure.sdk.signature import Signature
 from perdure.sdk.tool_options import Receipt, ToolOptions
 
 R = TypeVar("R")
 _BUSY_PAUSES: Final = (0.05, 5.0)
+_QUERY_PAUSES: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds before a provider that could not be asked is asked again."""
 _HARMLESS: Final = ("local", "read_only")
 _ANSWER: Final[Codec[protocol.PersonAnswer]] = codec_of(protocol.PersonAnswer)
 _log = logging.getLogger("perdure")
+
+
+class _NotAskedError(Exception):
+    """A provider does not say what became of a call."""
 
 
 class ToolCall(Generic[R]):
@@ -236,28 +242,22 @@ class ToolCall(Generic[R]):
 
     async def _find_out(self, decision: ActivityDecision) -> ActivityDecision:
         """E5: nobody knows whether the effect happened."""
-        if decision.policy == "query" and self._reconcile is not None:
-            return await self._query(decision, self._reconcile)
+        unasked = ""
+        # Once a person has been asked, it is the person's to answer: another process goes on from there.
+        if decision.policy == "query" and self._reconcile is not None and self._question(decision, 0).key not in self._execution.journal:
+            try:
+                return await self._query(decision, self._reconcile)
+            except _NotAskedError as error:
+                unasked = str(error)
         if decision.policy in ("ask", "query"):
-            return await self._ask(decision)
+            return await self._ask(decision, unasked)
         if decision.retry_after_seconds > 0:
             await self._pause(decision.retry_after_seconds)
             return await self._begin()
         raise self._refusal(errors.EffectUnknown, decision) from self._error
 
     async def _query(self, decision: ActivityDecision, reconcile: Callable[[str], Any]) -> ActivityDecision:
-        scope = Scope(f"{self._here.scope.path}/activity:{self._options.name}={decision.key[:16]}/reconcile".lstrip("/"))
-        try:
-            with self._here.strand.busy(), self._execution.here(scope, self._here.strand, self._here.step):
-                if inspect.iscoroutinefunction(reconcile):
-                    found = await reconcile(decision.key)
-                else:
-                    found = await self._execution.threads.call(lambda: reconcile(decision.key))
-                    if inspect.isawaitable(found):
-                        found = await found
-        except Exception as error:
-            message = f"the provider could not be asked: {error}"
-            raise errors.EffectUnknown(self._options.name, decision.key, message, retryable=True) from error
+        found = await self._found(decision.key, reconcile)
         if found is None and decision.retry_after_seconds > 0:
             # The old executor may have acted since the provider looked: only who asks after it has ended hears that it did not happen.
             await self._pause(decision.retry_after_seconds)
@@ -269,18 +269,39 @@ class ToolCall(Generic[R]):
             return await self._begin()
         return resolved
 
-    async def _ask(self, decision: ActivityDecision) -> ActivityDecision:
+    async def _found(self, key: str, reconcile: Callable[[str], Any]) -> Any:
+        """What the provider says. Raises _NotAskedError when it could not be asked again and again."""
+        scope = Scope(f"{self._here.scope.path}/activity:{self._options.name}={key[:16]}/reconcile".lstrip("/"))
+        for pause in (*_QUERY_PAUSES, None):
+            try:
+                with self._here.strand.busy(), self._execution.here(scope, self._here.strand, self._here.step):
+                    if inspect.iscoroutinefunction(reconcile):
+                        return await reconcile(key)
+                    found = await self._execution.threads.call(lambda: reconcile(key))
+                    return await found if inspect.isawaitable(found) else found
+            except Exception as error:
+                message = f"the provider could not be asked: {errors.describe(error).type}: {error}"
+                if pause is None:
+                    raise _NotAskedError(message) from error
+                _log.warning("tool %s: %s; it is asked again in %.0f s", self._options.name, message, pause)
+            await self._pause(pause)
+        raise AssertionError("unreachable")
+
+    def _question(self, decision: ActivityDecision, count: int) -> Claim:
+        return self._execution.root.claim("wait", "effect", f"{decision.key}.{decision.attempt}.{count}")
+
+    async def _ask(self, decision: ActivityDecision, reason: str = "") -> ActivityDecision:
         """Suspends until a person answers by a signal. What cannot be an answer is refused, and the question stays open."""
         signal = protocol.question(decision.key, decision.attempt)
         refused = ""
         for count in itertools.count():
-            claim = self._execution.root.claim("wait", "effect", f"{decision.key}.{decision.attempt}.{count}")
+            claim = self._question(decision, count)
             if claim.key not in self._execution.journal:
                 about: dict[str, object] = {"tool": self._options.name, "key": decision.key, "signal": signal, "expected": self._expected()}
                 if refused:
                     self._execution.notice("AnswerRefused", about | {"reason": refused})
                 else:
-                    self._execution.notice("EffectUnknown", about)
+                    self._execution.notice("EffectUnknown", about | ({"reason": reason} if reason else {}))
             on = [protocol.Condition(kind="signal", name=signal)]
             outcome = await self._execution.waits.wait(self._here, claim, protocol.WaitBegin(key=claim.key, name=signal, on=on), 0.0)
             try:

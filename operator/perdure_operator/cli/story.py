@@ -121,7 +121,7 @@ _TOLD: dict[str, Callable[[_Data], str]] = {
     ),
     "activity.evidence": lambda d: f"late news of {d['tool']}: {d['state']}",
     "activity.duplicate_effect": lambda d: f"{d['tool']} HAPPENED TWICE",
-    "agent.EffectUnknown": lambda d: f"asks a person whether {d['tool']} happened (call {d['key'][:12]})",
+    "agent.EffectUnknown": lambda d: _after(f"asks a person whether {d['tool']} happened (call {d['key'][:12]})", d["reason"]),
     "agent.SignalRejected": lambda d: f"dropped the signal {d['signal']} {d['payload']}: no {d['expected']}: {d['reason']}; waits on",
     "agent.AnswerRefused": lambda d: f"refused an answer about {d['tool']}: {d['reason']}; expected {d['expected']}; asks again",
     "checkpoint.saved": lambda d: f"checkpoint ({d['type']})",

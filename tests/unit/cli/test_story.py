@@ -88,6 +88,9 @@ def test_age_of_nothing_and_of_nonsense() -> None:
 def test_a_question_about_an_effect_is_told_in_words() -> None:
     first = {"kind": "signal", "name": f"effect:{'ab' * 32}:2"}
     assert told("wait.opened", {"conditions": 1, "first": first}) == "waits for a decision about the call abababababab"
-    said = {"tool": "send", "key": "ab" * 32, "reason": "response is no str", "expected": '{"happened": false}'}
+    said = {"tool": "send", "key": "ab" * 32, "expected": '{"happened": false}'}
     assert told("agent.EffectUnknown", payload=said) == "asks a person whether send happened (call abababababab)"
+    unasked = said | {"reason": "the provider could not be asked: ConnectionError: down"}
+    assert told("agent.EffectUnknown", payload=unasked).endswith("abababab): the provider could not be asked: ConnectionError: down")
+    said["reason"] = "response is no str"
     assert told("agent.AnswerRefused", payload=said).startswith("refused an answer about send: response is no str; expected {")

@@ -49,6 +49,7 @@ class Loopback:
         self.webhook: list[str] = []
         self.lose_receipt = False
         self.deaf = False
+        self.mute = 0
         self.url = self.hook_url = ""
 
     async def run(self, _request: web.Request) -> web.Response:
@@ -106,6 +107,9 @@ class Loopback:
 
     async def hook(self, request: web.Request) -> web.Response:
         if request.method == "GET":
+            if self.mute:
+                self.mute -= 1
+                return web.Response(status=503, text=request.query["key"])
             return web.json_response({"items": [{"key": key} for key in self.webhook if key == request.query["key"]]})
         if self.deaf:
             self.deaf = False
@@ -150,6 +154,17 @@ async def test_a_lost_receipt_is_asked_for_and_not_sent_again(loopback: tuple[Lo
     assert await state.start(port) == 22
     assert await state.start(port) == 0
     assert state.webhook == [KEY]
+    assert state.finished is not None
+
+
+async def test_a_webhook_that_does_not_say_is_asked_until_it_does(loopback: tuple[Loopback, int]) -> None:
+    state, port = loopback
+    state.approved = state.lose_receipt = True
+    state.mute = 1
+    assert await state.start(port) == 22
+    assert await state.start(port) == 0
+    assert state.webhook == [KEY], "that it did not answer was taken for a no"
+    assert state.mute == 0
     assert state.finished is not None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import (
+    Agent,
     EffectConflict,
     EffectFailed,
     EffectUnknown,
@@ -304,7 +305,7 @@ def test_not_found_counts_only_from_a_provider_that_was_asked_after_the_old_work
     assert asked[1] >= 115
 
 
-def test_a_reconcile_that_fails_leaves_it_unknown_and_the_attempt_is_retried() -> None:
+def asking_a_provider_that_is_down(times: int) -> tuple[Agent[Any, Any], Provider, list[str]]:
     mail = Provider()
     mail.break_after(1)
     asked: list[str] = []
@@ -316,7 +317,7 @@ def test_a_reconcile_that_fails_leaves_it_unknown_and_the_attempt_is_retried() -
     @send.reconcile
     def _(key: str) -> Mail | None:
         asked.append(key)
-        if len(asked) == 1:
+        if len(asked) <= times:
             raise ConnectionError("the provider is down")
         return Mail("found")
 
@@ -324,9 +325,28 @@ def test_a_reconcile_that_fails_leaves_it_unknown_and_the_attempt_is_retried() -
     async def main(run: Run) -> Mail:
         return await send()
 
-    sim = Simulation(main).run()
-    assert (sim.result, sim.record.attempt) == ({"id": "found"}, 2)
+    return main, mail, asked
+
+
+def test_a_provider_that_cannot_be_asked_is_asked_again() -> None:
+    main, mail, asked = asking_a_provider_that_is_down(5)
+    sim = Simulation(main, people_answer=False).run()
+    assert (sim.result, sim.record.attempt, len(asked)) == ({"id": "found"}, 1, 6)
     mail.assert_once(1)
+
+
+@pytest.mark.parametrize(("happened", "calls"), [(True, 1), (False, 2)])
+def test_a_person_is_asked_when_the_provider_cannot_be(happened: bool, calls: int, caplog: pytest.LogCaptureFixture) -> None:
+    main, mail, asked = asking_a_provider_that_is_down(1000)
+    sim = Simulation(main, people_answer=False).run()
+    assert (sim.state, sim.record.attempt, len(asked)) == ("Suspended", 1, 6)
+    name = next(iter(sim.record.waits.open.values())).body.on[0].name
+    assert "'reason': 'the provider could not be asked: ConnectionError: the provider is down'" in caplog.text
+    answer = {"happened": True, "response": {"id": "seen"}} if happened else {"happened": False}
+    sim.signal(name, answer).run()
+    assert sim.result == {"id": "seen" if happened else "ref-1"}
+    assert len(asked) == 6, "the person has answered: the provider need not"
+    assert len(mail.calls) == calls
 
 
 @pytest.mark.parametrize(("happened", "calls"), [(True, 1), (False, 2)])
