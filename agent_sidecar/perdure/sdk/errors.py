@@ -181,7 +181,8 @@ class Refused(PerdureError):
     code = "refused"
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(f"{problem.title}: {problem.detail} {problem.action}".strip(), retryable=problem.retryable)
+        said = ". ".join(part.rstrip(".") for part in (f"{problem.title.rstrip('.')}: {problem.detail}", problem.action) if part)
+        super().__init__(f"{said}.", retryable=problem.retryable)
         self.problem = problem
 
     @property

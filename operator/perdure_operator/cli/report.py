@@ -28,6 +28,7 @@ MAX_VALUE = 2000
 TOLD_TO_END = frozenset({"Terminated", "DevStopped", "Stopped"})
 """Reasons of run.lost of which nothing was lost: somebody ended the worker on purpose."""
 WAIT_ENDS = {"wait.satisfied": "came", "wait.timed_out": "timed out", "wait.abandoned": "given up"}
+RUN_ENDS = frozenset({"run.succeeded", "run.failed", "run.cancelled"})
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _did(
 ) -> Iterator[RenderableType]:  # fmt: skip
     at = {event.data["key"]: event.at for event in events if isinstance(event.data, dict) and event.data.get("key")}
     steps = [entry for entry in journal if entry.kind == "step"]
-    waits = list(_waits(events))
+    waits = list(_waits(events, ledger))
     step_rows: list[Row] = [
         [clock(at.get(step.key)), step.name or step.key, render.phase(step.state), str(step.error or "")] for step in steps
     ]
@@ -128,18 +129,23 @@ def _receipt(entry: LedgerView) -> str:
     return plain(entry.error or entry.provider_ref or entry.receipt, 80)
 
 
-def _waits(events: Sequence[EventView]) -> Iterator[Wait]:
+def _waits(events: Sequence[EventView], ledger: Sequence[LedgerView]) -> Iterator[Wait]:
     ends = {event.data.get("key"): event for event in events if event.kind in WAIT_ENDS}
+    over = next((event for event in events if event.kind in RUN_ENDS), None)
+    calls = {entry.key: entry.tool for entry in ledger}
     for event in events:
         if event.kind == "wait.opened":
             first = event.data.get("first") or {}
-            what = f"{str(first.get('kind', '')).replace('_', ' ')} {first.get('name') or ''}".strip() or event.data.get("name", "")
+            name = str(first.get("name") or "")
+            what = f"{str(first.get('kind', '')).replace('_', ' ')} {name}".strip() or event.data.get("name", "")
+            if name.startswith("effect:"):
+                what = f"decision about {calls.get(name.split(':')[1], name)}"
             more = int(event.data.get("conditions") or 1) - 1
-            yield Wait(f"{what} and {more} more" if more > 0 else what, event.at, ends.get(event.data.get("key")))
+            yield Wait(f"{what} and {more} more" if more > 0 else what, event.at, ends.get(event.data.get("key"), over))
 
 
 def _outcome(wait: Wait) -> str:
-    return "open" if wait.ended is None else WAIT_ENDS[wait.ended.kind]
+    return "open" if wait.ended is None else WAIT_ENDS.get(wait.ended.kind) or wait.ended.kind.replace(".", " ")
 
 
 def _leases(events: Sequence[EventView]) -> Iterator[tuple[str, str | None, str, str]]:

@@ -46,6 +46,9 @@ def submit(
     program = choice().program
     if bool(paths) == bool(pool):
         fail("say what to run", f"Give files ({program} submit run.yaml) or a pool ({program} submit --pool worker --input '{{}}').", USAGE)
+    given = {"--name": name, "--objective": objective, "--input": value}
+    if paths and (alone := " and ".join(option for option, it in given.items() if it is not None)):
+        fail(f"{alone}: that is what the files say", f"Change the files, or leave them out: {program} submit --pool POOL …", USAGE)
     from perdure_operator.local.manifests import load, warnings
 
     connection = connect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from perdure_operator.cli.client import ApiError, Client, run_path
 from perdure_operator.cli.context import USAGE, Format, Namespace, RunName, connect, fail
 from perdure_operator.cli.render import Output
 from perdure_operator.cli.story import plain
+from perdure_operator.cli.target import choice
 from perdure_operator.cli.views import RunView
 
 JSON_HELP = 'JSON, or @FILE, or - for standard input. Other text is sent as a string; what begins with { [ or " must be JSON.'
@@ -55,6 +57,9 @@ def signal(
     output: Format = Output.TABLE,
 ) -> None:
     """Send a signal to a run; it is kept if the run does not wait for it yet."""
+    if not name or name.startswith(("{", "[", '"')):
+        value = shlex.quote(name) if name else "[JSON]"
+        fail("the name of the signal is missing", f"{choice().program} signal {shlex.quote(run)} NAME {value}", USAGE)
     sent, connection = payload(value), connect()
     client, (place, run_name) = connection.client, connection.split(run, namespace)
     # Looked at before, because of a wait for several signals nothing may be left of this one afterwards.

@@ -7,7 +7,7 @@ still happen, is said only of containers that were seen terminated: an object ca
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -27,6 +27,7 @@ log = structlog.get_logger(__name__)
 
 Json = dict[str, Any]
 
+NOTHING_SERVED = "the agent's container ended with code 0 before it had asked for a run: does its program call serve()?"
 IMAGE_TROUBLES = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
                             "CreateContainerError", "RunContainerError", "CreatePodSandboxError"})  # fmt: skip
 """Reasons of a waiting container that will not start by itself soon."""
@@ -95,6 +96,9 @@ class WorkerPods:
         await self._ended(last, pod_id, ending)
 
     async def _ended(self, pod: Json, pod_id: UUID, ending: Ending) -> None:
+        if ending.reason == "PodEnded" and not pod["metadata"].get("deletionTimestamp") and await self._resources.never_asked(pod_id):
+            # It would be replaced for ever, and its pool looked as well as any.
+            ending = replace(ending, reason="AgentExited", message=NOTHING_SERVED, clean=False)
         metrics.POD_ENDINGS.labels(ending.reason).inc()
         lost = await self._store.pod_gone(pod_id, ending.reason, proven=ending.proven)
         if lost:

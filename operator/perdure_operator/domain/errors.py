@@ -73,7 +73,10 @@ class TriggerNotFound(PerdureError):
     """There is no such trigger."""
 
     code, status = "trigger-not-found", 404
-    action = "Check namespace and name; a webhook is answered only by a Trigger whose source is webhook."
+    action = (
+        "Check namespace and name. Triggers are of a cluster, `perdure dev` has none. "
+        "A webhook is answered only by one whose source is webhook."
+    )
 
 
 class DeliveryNotFound(PerdureError):

@@ -238,6 +238,11 @@ class Resources:
                 )
             )
 
+    async def never_asked(self, pod_id: UUID) -> bool:
+        """Whether this pod is known, and its agent has not asked for a run yet."""
+        async with self._store.connection() as connection:
+            return bool(await connection.fetchval("select state = 'starting' from perdure.pods where pod_id = $1", pod_id))
+
     async def pods(self) -> list[PodRow]:
         async with self._store.connection() as connection:
             rows = await connection.fetch(

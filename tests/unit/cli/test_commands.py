@@ -411,6 +411,23 @@ def test_submit_says_what_it_does_not_take_of_a_file(call: Callable[..., Result]
         assert bool(result.stderr) is bool(said)
 
 
+def test_submit_of_a_file_takes_nothing_that_the_file_says(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    Path("run.yaml").write_text("{apiVersion: perdure.dev/v1alpha1, kind: AgentRun, metadata: {name: weekly}, spec: {}}\n")
+    result = call("submit", "run.yaml", "--input", '{"to": "ann"}', "--name", "other")
+    assert result.exit_code == 2
+    assert "--name and --input: that is what the files say" in result.stderr
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize(("words", "shown"), [(['{"by": "x"}'], """NAME '{"by": "x"}'"""), ([""], "NAME [JSON]")])
+def test_a_signal_without_a_name(call: Callable[..., Result], gateway: FakeGateway, words: list[str], shown: str) -> None:
+    result = call("signal", "weekly", *words)
+    assert result.exit_code == 2
+    assert "the name of the signal is missing" in result.stderr
+    assert f"perdure signal weekly {shown}" in result.stderr
+    assert gateway.requests == []
+
+
 def test_cancel_with_a_reason(call: Callable[..., Result], gateway: FakeGateway) -> None:
     gateway.answers["POST /v1/namespaces/default/runs/weekly/cancel"] = run(cancelRequested=True)
     result = call("cancel", "weekly", "--reason", "wrong input")

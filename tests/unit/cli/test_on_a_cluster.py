@@ -521,6 +521,26 @@ def test_report_is_one_page(call: Call, gateway: FakeGateway) -> None:
     assert json.loads(call("report", "weekly", "-o", "json").stdout)["ledger"] == [entry]
 
 
+def test_report_of_a_run_that_ended_in_a_wait(call: Call, gateway: FakeGateway) -> None:
+    base = f"GET /v1/namespaces/team/runs/{RUN_ID}"
+    first = {"kind": "signal", "name": f"effect:{'ab' * 32}:1"}
+    events = [
+        *AGAIN[:3],
+        {"seq": 4, "at": "2026-11-21T12:00:03+00:00", "epoch": 2, "kind": "wait.opened",
+         "data": {"key": "/w", "conditions": 1, "first": first}},
+        {"seq": 5, "at": "2026-11-21T12:00:46+00:00", "epoch": 2, "kind": "run.cancelled", "data": {}},
+    ]  # fmt: skip
+    gateway.answers["GET /v1/namespaces/team/runs/weekly"] = run(namespace="team", pool="team/worker", state="Cancelled", podId=None)
+    gateway.answers[f"{base}/journal"] = {"items": []}
+    entry = {"key": "ab" * 32, "tool": "pay", "effect": "external", "state": "UNKNOWN", "attempts": 1}
+    gateway.answers[f"{base}/ledger"] = {"items": [entry]}
+    gateway.answers[f"{base}/tree"] = {"run": {}, "descendants": []}
+    gateway.answers[f"{base}/events"] = {"items": events, "next": None}
+    result = call("report", "weekly")
+    assert result.exit_code == 0, result.output
+    assert "decision about pay run cancelled 43s" in " ".join(result.stdout.split())
+
+
 def complete(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
     from perdure_operator.cli import completion
 
