@@ -18,6 +18,7 @@ from perdure_operator.store.store import Beat, Store
 
 log = structlog.get_logger(__name__)
 
+AGAIN_SECONDS = 0.5
 RENEWED_AT_ONCE = 8
 """The least silent first: what has been locked for longest will most likely be so again."""
 
@@ -31,12 +32,16 @@ class Heartbeats:
         self._before = 0.0
 
     async def run(self) -> None:
+        pause = self._interval
         while True:
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(pause)
+            pause = self._interval
             try:
                 await self.beat()
             except PerdureError as error:
                 log.warning("heartbeats could not be written", error=str(error))
+                # By then no lease has been renewed for an interval and an outage: the first moment that it can be counts.
+                pause = min(self._interval, AGAIN_SECONDS)
 
     async def beat(self) -> None:
         since, self._before = self._before, asyncio.get_running_loop().time()

@@ -15,6 +15,7 @@ from uuid import UUID
 
 import asyncpg
 import msgspec
+import stamina
 
 from perdure_operator.domain.lease import weight
 from perdure_operator.store import batch, reads, verify
@@ -24,6 +25,10 @@ from perdure_operator.store.operations import Control, JournalStep, Outcome
 from perdure_operator.store.payload import Payloads, encode
 
 ACQUIRE_SECONDS = 10.0
+CONNECT_SECONDS = 3.0
+"""Of a lease (15 s) there must be enough left when a connection has to be made twice: one that is begun while the database moves to another
+pod goes to the old one, and is never answered."""
+FIRST_TRIES = 5
 _json = msgspec.json.Encoder(enc_hook=str)
 
 
@@ -129,18 +134,24 @@ class Store:
     @classmethod
     async def connect(cls, dsn: str, *, connections: int = 8, prepared_statements: bool = True) -> Self:
         """``prepared_statements`` False for a PgBouncer older than 1.21 in transaction mode. Raises Unavailable."""
-        with translated():
-            pool = await asyncpg.create_pool(
+
+        # The first one may take its time: nobody needs this process yet, and if it gave up it would only be started again.
+        @stamina.retry(on=TimeoutError, attempts=FIRST_TRIES, timeout=None)
+        async def opened() -> asyncpg.Pool:
+            return await asyncpg.create_pool(
                 dsn,
                 min_size=1,
                 max_size=connections,
+                timeout=CONNECT_SECONDS,
                 command_timeout=30,
                 max_inactive_connection_lifetime=60,
                 statement_cache_size=100 if prepared_statements else 0,
                 server_settings={"application_name": "perdure"},
                 reset=_nothing_to_reset,
             )
-        return cls(pool)
+
+        with translated():
+            return cls(await opened())
 
     async def close(self) -> None:
         """Lets statements in flight end, for two seconds."""
