@@ -109,6 +109,8 @@ class _Attempt:
         try:
             with execution.here(execution.root, strand, None):
                 output = await self._agent.body(execution)
+        except GeneratorExit:  # nobody awaits it any more: a simulated death
+            raise
         except BaseException as error:  # noqa: BLE001  # however the agent ends, its outcome is reported
             return await self._failed(error)
         finally:

@@ -222,11 +222,13 @@ class Execution:
 
     @contextmanager
     def here(self, scope: Scope, strand: Strand, step: str | None) -> Iterator[None]:
-        token = HERE.set(Here(self, scope, strand, step))
+        before = HERE.get()
+        HERE.set(Here(self, scope, strand, step))
         try:
             yield
         finally:
-            HERE.reset(token)
+            # Not by a token: what a simulated death has left behind is collected in any context.
+            HERE.set(before)
 
     # ------------------------------------------------------------------------------------------- ends
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,3 +204,29 @@ def test_logs_carry_where_they_come_from(caplog: pytest.LogCaptureFixture) -> No
     inside, outside = (vars(record) for record in caplog.records)
     assert (inside["run_id"], inside["attempt"], inside["step"], inside["more"]) == ("run", 1, "step:work#0", 1)
     assert outside["step"] is None
+
+
+def test_simulated_deaths_say_nothing() -> None:
+    """What they leave behind is collected some time, at the latest when the interpreter ends."""
+    code = """
+from perdure import Run, agent, gather, step, tool
+from perdure.testing import Simulation, kill_everywhere
+
+@step(key=str)
+async def one(n: int) -> int:
+    return n
+
+@tool(effect="external", on_unknown="assume-not-done")
+async def send(n: int) -> int:
+    return n
+
+@agent
+async def main(run: Run) -> int:
+    await gather(one(1), one(2))
+    await send(3)
+    return (await run.wait_signal("go")).payload
+
+kill_everywhere(lambda: Simulation(main).signal("go", 4, after=1))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert [line for line in done.stderr.splitlines() if not line.startswith("kill_everywhere: seed")] == []
