@@ -89,10 +89,10 @@ def test_what_serves_in_a_thread_ends_that_thread() -> None:
 
 
 HANGS = {
-    "a thread": "threading.Thread(target=time.sleep, args=(1000,)).start()",
-    "a thread of an executor": "import concurrent.futures as f; f.ThreadPoolExecutor().submit(time.sleep, 1000)",
-    "a child": "import multiprocessing as m; m.get_context('fork').Process(target=time.sleep, args=(1000,)).start()",
-    "an exit handler": "atexit.register(time.sleep, 1000)",
+    "a thread": "threading.Thread(target=time.sleep, args=(60,)).start()",
+    "a thread of an executor": "import concurrent.futures as f; f.ThreadPoolExecutor().submit(time.sleep, 60)",
+    "a child": "import multiprocessing as m; m.get_context('fork').Process(target=time.sleep, args=(60,)).start()",
+    "an exit handler": "atexit.register(time.sleep, 60)",
 }
 
 
