@@ -131,8 +131,8 @@ class ChildFailed(PerdureError):
 class EffectError(PerdureError):
     """Base of what the ledger can say against a tool call. ``key`` is the effect's key in the ledger."""
 
-    def __init__(self, tool: str, key: str, message: str, *, retryable: bool | None = None) -> None:
-        super().__init__(f"{tool}: {message}", retryable=retryable)
+    def __init__(self, tool: str, key: str, message: str) -> None:
+        super().__init__(f"{tool}: {message}")
         self.tool = tool
         self.key = key
 

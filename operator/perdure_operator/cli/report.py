@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from perdure.protocol import asked_about
 from perdure_operator.cli import render
 from perdure_operator.cli.client import read, run_path
 from perdure_operator.cli.connection import Connection
@@ -138,8 +139,8 @@ def _waits(events: Sequence[EventView], ledger: Sequence[LedgerView]) -> Iterato
             first = event.data.get("first") or {}
             name = str(first.get("name") or "")
             what = f"{str(first.get('kind', '')).replace('_', ' ')} {name}".strip() or event.data.get("name", "")
-            if name.startswith("effect:"):
-                what = f"decision about {calls.get(name.split(':')[1], name)}"
+            if (key := asked_about(name)) is not None:
+                what = f"decision about {calls.get(key, key)}"
             more = int(event.data.get("conditions") or 1) - 1
             yield Wait(f"{what} and {more} more" if more > 0 else what, event.at, ends.get(event.data.get("key"), over))
 
