@@ -10,7 +10,7 @@ import asyncpg
 from tests.harness import runs
 from tests.harness.cluster import POOL, Cluster
 from tests.harness.pods import signal
-from tests.harness.postgres import locked, move_clock, waiters
+from tests.harness.postgres import move_clock, waiters
 
 from perdure import protocol as wire
 from perdure_operator.store.store import Store
@@ -155,19 +155,16 @@ async def test_a_signal_leases_in_its_own_commit(cluster: Cluster) -> None:
     assert await pod.finish() == "Succeeded"
 
 
-async def test_the_direct_way_overtakes_nobody(cluster: Cluster) -> None:
-    """Another run of the pool is queued; its row is locked, so that the dispatcher cannot serve it before the signal comes."""
-    gateway, api = await cluster.one()
-    run = await suspended(cluster, "waiting")
-    before = await gateway.metric("perdure_leases_total", path="direct")
-    other = await runs.pending(cluster.store)
-    async with locked(cluster.dsn, other):
-        pod = await cluster.pod(gateway)
-        await api.signal(run, "go")
-        assert (await api.kinds(run))[-1] == "run.woken"
-    assert (await pod.lease()).run_id == str(other)
-    assert await gateway.metric("perdure_leases_total", path="direct") == before
-    assert (await (await cluster.pod(gateway)).lease()).run_id == run
+async def test_the_direct_way_overtakes_nobody(store: Store) -> None:
+    """Another run of the pool is queued: the idle pod is that one's."""
+    held = await runs.running(store)
+    await runs.apply(store, runs.wait_for(held, "w", runs.on_signal("go")))
+    other = await runs.pending(store)
+    pod = await runs.idle_pod(store)
+    [outcome] = await store.control([runs.signal(held.run, "go", "1")], idle=[pod], gateway=runs.GATEWAY)
+    assert (outcome.state, outcome.leased) == ("Pending", None)
+    [grant] = await store.dispatch(runs.GATEWAY, [pod])
+    assert grant.run == other
 
 
 async def test_the_direct_way_needs_a_pod_of_the_right_pool(cluster: Cluster) -> None:

@@ -251,7 +251,7 @@ async def test_news_that_could_not_be_brought_is_news_again(store: Store) -> Non
         def leases(self) -> list[int]:
             return [1]
 
-        def holder(self, run: UUID) -> Pod:
+        def hearer(self, run: UUID, epoch: int) -> Pod:
             return Pod()
 
     class Interrupted:

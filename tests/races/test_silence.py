@@ -11,6 +11,7 @@ import pytest
 from tests.harness import runs
 from tests.harness.api import Refused
 from tests.harness.cluster import Cluster
+from tests.harness.many import copies
 from tests.harness.pods import FakePod, signal
 from tests.harness.postgres import move_clock
 
@@ -248,3 +249,16 @@ async def test_expiry_of_another_epoch_ends_nothing(store: Store) -> None:
     stranger = Control(uuid4(), "expire", held.lease)
     assert (await runs.apply(store, stranger)).code == "run-not-found"
     assert isinstance(held.run, UUID)
+
+
+async def test_thousands_that_fall_silent_at_once_are_counted_whole(store: Store, pg: asyncpg.Connection) -> None:
+    """The list of silent leases ends at a thousand; of six thousand that is less than the share which is unusual."""
+    held = await runs.running(store)
+    await copies(pg, held.run, 5999)
+    judged = Judged(store, pg)
+    everybody = "update perdure.leases set beat_at = perdure.now()"
+    for _ in range(16):
+        await pg.execute(everybody)
+        assert await judged.passes(1) == 0
+    assert await judged.passes(25) == 0
+    assert await pg.fetchval("select count(*) from perdure.leases") == 6000

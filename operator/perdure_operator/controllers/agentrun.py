@@ -16,7 +16,7 @@ from uuid import UUID
 import structlog
 from pydantic import ValidationError
 
-from perdure_operator.domain.errors import RunFinished, from_code
+from perdure_operator.domain.errors import CancelRequested, RunFinished, from_code
 from perdure_operator.domain.ids import uuid7
 from perdure_operator.domain.run import TERMINAL, State
 from perdure_operator.kube.api.problems import in_words
@@ -235,7 +235,8 @@ class AgentRuns:
         for child in found:
             owners = {owner["uid"] for owner in child["metadata"].get("ownerReferences") or []}
             if child["metadata"]["uid"] in children and meta["uid"] not in owners:
-                await self._apply(Control(children[child["metadata"]["uid"]], "detach", {"by": "orphan"}))
+                with contextlib.suppress(CancelRequested):  # of its own, or before it lost its owner: it ends
+                    await self._apply(Control(children[child["metadata"]["uid"]], "detach", {"by": "orphan"}))
 
     async def _cancel(self, run: UUID, reason: str) -> None:
         with contextlib.suppress(RunFinished):

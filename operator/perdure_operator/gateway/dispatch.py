@@ -77,10 +77,12 @@ class Dispatcher:
             await self.kick_news.pause(pause)
 
     async def _tell(self, hub: Hub, news: News) -> None:
-        pod = hub.holder(news.run)
-        if pod is None or pod.held is None or pod.held.fence.epoch != news.epoch:
+        if hub.hearer(news.run, news.epoch) is None:
             return
         payloads = await self._store.payloads([stored for raw in news.outcomes.values() for stored in stored_payloads(raw)])
+        pod = hub.hearer(news.run, news.epoch)  # asked again: it may have connected anew meanwhile
+        if pod is None:
+            return
         poke = wire.Poke(
             cancel=news.cancel,
             pause=news.pause,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_OID, UUID, uuid5
@@ -29,6 +30,7 @@ from perdure_operator.domain.errors import (
     from_code,
 )
 from perdure_operator.domain.payload import check_json
+from perdure_operator.domain.run import State
 from perdure_operator.gateway import delivery, translate
 from perdure_operator.gateway.auth import PodIdentity
 from perdure_operator.observability import metrics
@@ -120,6 +122,9 @@ class Hub:
         self._idle: dict[UUID, Pod] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._connections: set[Pod] = set()
+        self._bringing: Counter[UUID] = Counter()
+        """Runs whose lease is being read for its pod, by the number of connections for which it is; for these there was news meanwhile:"""
+        self._unheard: set[UUID] = set()
         self._closing = False
 
     # ------------------------------------------------------------------------------------------------ what others ask
@@ -144,6 +149,14 @@ class Hub:
 
     def holder(self, run: UUID) -> Pod | None:
         return self._by_run.get(run)
+
+    def hearer(self, run: UUID, epoch: int) -> Pod | None:
+        """Who holds this lease here and can be told news of it. The store takes for told what it gave this gateway. Where the lease is
+        being read for a connection of its holder, the reading may be older than the news: it is asked for again when the lease is there."""
+        if run in self._bringing:
+            self._unheard.add(run)
+        pod = self._by_run.get(run)
+        return pod if pod is not None and pod.held is not None and pod.held.fence.epoch == epoch else None
 
     def leases(self, *, heard_since: float = 0.0) -> list[tuple[UUID, Fence]]:
         """Leases held by pods connected here that have sent a frame since that time of the event loop."""
@@ -245,7 +258,7 @@ class Hub:
         if status.status == "leased" and status.run is not None and status.epoch is not None:
             metrics.LEASES.labels("redelivered").inc()
             # Before the next frame is read: resent operations must find the run that the pod holds.
-            await self._deliver(pod, status.run, status.epoch)
+            await self._deliver(pod, status.run, status.epoch, known=believed == status.run)
         elif status.status == "lost" and hello.run is not None and hello.epoch is not None:
             pod.last = Fence(hello.epoch, pod.id)
             pod.send(wire.LeaseLost(run=hello.run, epoch=hello.epoch, reason="another epoch has begun"))
@@ -259,18 +272,33 @@ class Hub:
         self._idle[pod.id] = pod
         self._kick()
 
-    async def _deliver(self, pod: Pod, run: UUID, epoch: int) -> None:
+    async def _deliver(self, pod: Pod, run: UUID, epoch: int, *, known: bool = False) -> None:
+        """``known``: the pod has said that it holds this run."""
+        self._bringing[run] += 1
         try:
-            context = await self._store.context(run)
+            await self._bring(pod, run, epoch, known)
         except PerdureError as error:
             # The lease stands without having been heard: it is delivered on the next hello, or it expires.
             log.warning("a lease could not be delivered", run=str(run), error=str(error))
             await pod.close()
-            return
+        finally:
+            self._bringing[run] -= 1
+            if not self._bringing[run]:
+                del self._bringing[run]
+                self._unheard.discard(run)
+
+    async def _bring(self, pod: Pod, run: UUID, epoch: int, known: bool) -> None:
+        """Raises PerdureError."""
+        context = await self._store.context(run)
         if self.pods.get(pod.id) is not pod:
             return
-        if context.run.epoch != epoch:
-            await self.restore(pod)
+        # The state as well: a run that was suspended or has ended since keeps its epoch until the next lease.
+        if context.run.epoch != epoch or context.state != State.RUNNING:
+            if known:  # it cleans up first, and says itself when it is idle
+                pod.last = Fence(epoch, pod.id)
+                pod.send(wire.LeaseLost(run=str(run), epoch=epoch, reason=f"the run is {context.state}"))
+            else:
+                await self.restore(pod)
             return
         if context.fallback is not None and self.batcher is not None:
             log.error("a session was broken; fell back", run=str(run), to_seq=context.fallback)
@@ -284,6 +312,8 @@ class Hub:
         if context.run.cancel_requested or context.run.pause:
             poke = wire.Poke(cancel=context.run.cancel_requested, pause=context.run.pause)
             pod.send(wire.Push(run=str(run), epoch=epoch, poke=wire.encode_json(poke)))
+        if run in self._unheard:
+            await self._store.tell_again(self._gateway, run)
 
     async def restore(self, pod: Pod) -> None:
         """It was leased a run, never heard of it, and the run has gone on elsewhere: it waits still. Raises PerdureError."""

@@ -61,6 +61,7 @@ class Fleet:
         self._starting: set[UUID] = set()
         self._unproven: set[UUID] = set()
         self._revisions: dict[str, str] = {}
+        self._digests: dict[str, tuple[dict[str, Any], str]] = {}
         self._failing: dict[str, Trouble] = {}
         self._unplaced: dict[UUID, tuple[str, str]] = {}
         self._placed: dict[UUID, float] = {}
@@ -76,9 +77,9 @@ class Fleet:
         await self._poll.run(lambda: self.tick(term))
 
     async def tick(self, term: int) -> None:
-        demand = await self._store.pool_demand()
-        rows = await self._resources.pods()
+        demand = await self._store.pool_demand(most=self._limit)
         revisions = {pool.pool: self._revision(pool) for pool in demand}
+        rows = await self._resources.pods(revisions, besides=self._unproven)
         self._prove(rows)
         self._forgive(revisions)
         self._forget(rows)
@@ -89,7 +90,8 @@ class Fleet:
         # Pods that cannot start must not keep those of others from it.
         stuck = [row for row in rows if row.state == "starting" and row.age_seconds > SLOW_START_SECONDS]
         await self._give_up_on_starts(stuck, demand)
-        live, parallel = Counter(row.pool for row in rows), PARALLEL_STARTS + len(stuck)
+        live = {pool.pool: pool.idle + pool.starting + pool.leased + len(pool.retiring) for pool in demand}
+        parallel = PARALLEL_STARTS + len(stuck)
         needs = decide(demand, live, self._caps(demand), limit=self._limit, parallel=parallel)
         by_name = {pool.pool: pool for pool in demand}
         for name, need in needs.items():
@@ -101,7 +103,11 @@ class Fleet:
 
     def _revision(self, pool: PoolDemand) -> str:
         """Of its pods: what the pool says of them, then what the installation does. A version that makes other pods has another sidecar."""
-        return f"{template_revision(pool.spec)}-{self._made_by}"
+        spec, revision = self._digests.get(pool.pool, (None, ""))
+        if spec is not pool.spec:  # the store gives the same object until the spec has changed
+            revision = f"{template_revision(pool.spec)}-{self._made_by}"
+            self._digests[pool.pool] = pool.spec, revision
+        return revision
 
     # ----------------------------------------------------------------------------------------------------------- starting
 
@@ -181,6 +187,7 @@ class Fleet:
             if self._revisions.get(pool) != revision:
                 self._failing.pop(pool, None)
         self._revisions = revisions
+        self._digests = {pool: self._digests[pool] for pool in revisions}
 
     def _forget(self, rows: list[PodRow]) -> None:
         """What has come up, or is on its way out, waits for no node."""

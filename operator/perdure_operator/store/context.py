@@ -82,6 +82,7 @@ class Context:
     """``fallback``: the sequence of the session that had to be taken instead of the newest one, 0 for an empty one."""
 
     run: RunRow
+    state: str
     input: bytes
     journal: list[JournalRow]
     slices: list[SliceRow]
@@ -155,6 +156,7 @@ async def load(connection: Connection, run: UUID) -> Context:
     checkpoint = next(((row["seq"], row["name"], payloads.get(row["payload"])) for row, _ in parts["checkpoint"]), None)
     return Context(
         run=run_detail,
+        state=run_row["state"],
         input=payloads.get(run_row["payload"]),
         journal=[_journal(row, detail, payloads) for row, detail in parts["journal"]],
         slices=slices,

@@ -106,7 +106,7 @@ class Oracle(LedgerRules):
         if holds and len(run.log) > before and op.kind not in ("activity.begin", "event", "finish"):
             run.worker_seq = len(run.log)
         leased = self._direct(run, idle, gateway)
-        if op.request is not None and len(run.log) > before:
+        if op.request is not None and (len(run.log) > before or not op.kind.startswith("activity.")):
             run.requests[op.request] = (code, answer)
         return Outcome(code, answer, state=run.state, leased=leased, epoch=run.epoch if leased else None)
 
@@ -183,6 +183,10 @@ class Oracle(LedgerRules):
 
     def _settle(self, run: Run, op: Control | None = None) -> Answer:
         """Does the strongest thing that is due: cancel > deadline > pause > wake (L1). A requested cancel names every end a cancel."""
+        if run.columns.get("parent_policy") == "detach":
+            for wakeup in run.wakeups:
+                if wakeup.seq is None and wakeup.kind == "cancel":
+                    wakeup.seq = 0
         fresh = sorted((w for w in run.wakeups if w.seq is None), key=lambda w: (w.at, w.kind, w.source))
         for wakeup in fresh:
             wakeup.seq = 0 if run.state.terminal else run.record(APPLIED[wakeup.kind])
@@ -486,6 +490,8 @@ class Oracle(LedgerRules):
 
     def _detach(self, run: Run, op: Control) -> Answer:
         if run.columns.get("parent_policy", "cancel") != "detach" and not run.state.terminal:
+            if run.cancel_requested:
+                raise errors.CancelRequested
             run.columns["parent_policy"] = "detach"
             run.record("run.detached")
         return {}

@@ -17,7 +17,7 @@ Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 _decode = msgspec.json.decode
 
 _VIEW = """
-select r.*, s.summary, s.objective, s.labels, perdure.admits(r, perdure.now()) as not_admitted, l.beat_at, l.gateway,
+select r.*, s.summary, s.objective, s.labels, perdure.admits(r, (select perdure.now())) as not_admitted, l.beat_at, l.gateway,
   case when r.state = 'Pending' then (select p.trouble from perdure.pools p where p.pool = r.pool) end as pool_trouble,
   (select p.name from perdure.runs p where p.run_id = r.parent_id) as parent_name,
   (select count(*) from perdure.runs c where c.parent_id = r.run_id and c.state in ('Pending', 'Running', 'Suspended')) as children_active,

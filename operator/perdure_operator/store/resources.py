@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Literal
 from uuid import UUID
 
@@ -218,7 +219,7 @@ class Resources:
             return bool(
                 await connection.fetchval(
                     "insert into perdure.pods (pod_id, pool, state, revision, since, seen_at) "
-                    "select $1, $2, 'starting', $3, perdure.now(), perdure.now() "
+                    "select $1, $2, 'starting', $3, now, now from (select perdure.now() as now) n "
                     "where exists (select 1 from perdure.leaders where role = 'operator' and term = $4 for share) returning true",
                     pod_id,
                     pool,
@@ -243,21 +244,27 @@ class Resources:
         async with self._store.connection() as connection:
             return bool(await connection.fetchval("select state = 'starting' from perdure.pods where pod_id = $1", pod_id))
 
-    async def pods(self) -> list[PodRow]:
+    async def pods(self, revisions: Mapping[str, str] = MappingProxyType({}), besides: Iterable[UUID] = ()) -> list[PodRow]:
+        """The pods about which something may have to be done: all but those that are at work, or idle at the revision of their pool in
+        ``revisions``. Those in ``besides`` too, whatever they do."""
         async with self._store.connection() as connection:
             rows = await connection.fetch(
-                "select pod_id, pool, state, kube_uid, revision, extract(epoch from perdure.now() - since)::float8 as age from perdure.pods"
+                "select p.pod_id, p.pool, p.state, p.kube_uid, p.revision, "
+                "extract(epoch from (select perdure.now()) - p.since)::float8 as age "
+                "from perdure.pods p left join unnest($1::text[], $2::text[]) r(pool, revision) using (pool) "
+                "where p.state in ('starting', 'retiring') or p.kube_uid is null "
+                "or p.state = 'idle' and p.revision is distinct from r.revision or p.pod_id = any ($3)",
+                list(revisions),
+                list(revisions.values()),
+                list(besides),
             )
         return [PodRow(*row.values()) for row in rows]
 
     async def retire(self, pods: Sequence[UUID]) -> None:
-        """These take no run any more; one that has a run keeps it."""
+        """These take no run any more; one that has a run keeps it. One commit a pod."""
         async with self._store.connection() as connection:
-            await connection.execute(
-                "update perdure.pods set state = 'retiring', since = perdure.now() where pod_id in ("
-                "select pod_id from perdure.pods where pod_id = any ($1) and state in ('starting', 'idle') order by pod_id for update)",
-                list(pods),
-            )
+            for pod in pods:
+                await connection.execute("select perdure.retire_pod($1)", pod)
 
     async def drop_pool(self, namespace: str, name: str) -> None:
         async with self._store.connection() as connection:

@@ -23,6 +23,7 @@ from perdure_operator.store.context import Context, JournalRow, journaled, load
 from perdure_operator.store.errors import translated
 from perdure_operator.store.operations import Control, JournalStep, Outcome
 from perdure_operator.store.payload import Payloads, encode
+from perdure_operator.store.specs import PoolSpecs
 
 ACQUIRE_SECONDS = 10.0
 CONNECT_SECONDS = 3.0
@@ -101,11 +102,14 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class SilentLease:
+    """``live`` and ``silent`` count all leases of the store: how many there are, and how many of them are silent."""
+
     run: UUID
     epoch: int
     pod: UUID
     silent_seconds: float
     live: int
+    silent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,7 @@ async def _nothing_to_reset(_: asyncpg.Connection) -> None:
 class Store:
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
+        self._specs = PoolSpecs()
 
     @classmethod
     async def connect(cls, dsn: str, *, connections: int = 8, prepared_statements: bool = True) -> Self:
@@ -236,10 +241,10 @@ class Store:
         async with self.connection() as connection:
             await connection.execute("select perdure.renew($1, $2, $3)", beat.run, beat.epoch, beat.pod)
 
-    async def tell_again(self, gateway: str) -> None:
-        """Who holds a lease at this gateway may not have heard the last news: it is news again."""
+    async def tell_again(self, gateway: str, run: UUID | None = None) -> None:
+        """Who holds a lease at this gateway, or that of this run, may not have heard the last news: it is news again."""
         async with self.connection() as connection:
-            await connection.execute("select perdure.tell_again($1)", gateway)
+            await connection.execute("select perdure.tell_again($1, $2)", gateway, run)
 
     async def news(self, gateway: str) -> list[News]:
         async with self.connection() as connection:
@@ -291,8 +296,8 @@ class Store:
     async def register_pod(self, pod: UUID, pool: str) -> None:
         async with self.connection() as connection:
             await connection.execute(
-                "insert into perdure.pods (pod_id, pool, state, since, seen_at) values ($1, $2, 'starting', perdure.now(), perdure.now()) "
-                "on conflict do nothing",
+                "insert into perdure.pods (pod_id, pool, state, since, seen_at) "
+                "select $1, $2, 'starting', now, now from (select perdure.now() as now) n on conflict do nothing",
                 pod,
                 pool,
             )
@@ -312,9 +317,10 @@ class Store:
         return [row["run_id"] for row in rows]
 
     async def take_away(self, pods: Sequence[UUID]) -> None:
-        """Somebody is ending these pods: that they fall silent is no failure of their runs, and they get no other."""
+        """Somebody is ending these pods: that they fall silent is no failure of their runs, and they get no other. One commit a pod."""
         async with self.connection() as connection:
-            await connection.execute("select perdure.take_away($1)", list(pods))
+            for pod in pods:
+                await connection.execute("select perdure.take_pod_away($1)", pod)
 
     async def retire_idle(self, pool: str, count: int) -> list[UUID]:
         async with self.connection() as connection:
@@ -337,7 +343,7 @@ class Store:
             return [row[0] for row in await connection.fetch("select pod_id from perdure.pods")]
 
     async def retire_silent_pods(self, silent_seconds: float) -> int:
-        """Pods without a lease that no gateway has heard of for so long: they count as capacity no more."""
+        """Pods without a lease that no gateway has heard of for so long: they count as capacity no more. Not those that still start."""
         async with self.connection() as connection:
             return int(await connection.fetchval("select perdure.retire_silent_pods($1)", silent_seconds))
 
@@ -362,13 +368,18 @@ class Store:
             rows = await connection.fetch("select pool, spec from perdure.pools order by pool")
         return {row["pool"]: msgspec.json.decode(row["spec"]) for row in rows}
 
-    async def pool_demand(self, pool: str | None = None) -> list[PoolDemand]:
+    async def pool_demand(self, pool: str | None = None, *, most: int | None = None) -> list[PoolDemand]:
+        """Of this pool, or of all. ``most``: no more runs are counted in a pool."""
         async with self.connection() as connection:
-            rows = await connection.fetch("select * from perdure.pool_demand($1)", pool)
+            query = "select * from perdure.pool_demand($1, $2, $3)"
+            rows = await connection.fetch(query, pool, self._specs.since, most)
+            if not self._specs.learn(rows, all_pools=pool is None):
+                rows = await connection.fetch(query, pool, None, most)
+                self._specs.learn(rows, all_pools=pool is None)
         return [
             PoolDemand(
                 row["pool"],
-                msgspec.json.decode(row["spec"]),
+                self._specs[row["pool"]],
                 row["runnable"],
                 row["idle"],
                 row["starting"],
@@ -394,9 +405,10 @@ class Store:
         async with self.connection() as connection:
             return [row[0] for row in await connection.fetch("select * from perdure.unapplied_runs($1)", limit)]
 
-    async def missed_wakes(self, older_seconds: float) -> list[UUID]:
+    async def missed_wakes(self, older_seconds: float, within_seconds: float) -> list[UUID]:
+        """Suspended runs that should have been woken, among those to which something happened between so many seconds ago."""
         async with self.connection() as connection:
-            return [row[0] for row in await connection.fetch("select * from perdure.missed_wakes($1)", older_seconds)]
+            return [row[0] for row in await connection.fetch("select * from perdure.missed_wakes($1, $2)", older_seconds, within_seconds)]
 
     async def silent_leases(self, lease_seconds: float) -> list[SilentLease]:
         async with self.connection() as connection:

@@ -87,7 +87,7 @@ CHECKS: dict[str, str] = {
           lateral jsonb_array_elements(j.data -> 'fired') f
         where j.kind = 'wait' and f ->> 'kind' = 'signal' group by j.run_id, f ->> 'source' having count(*) > 1
         union all
-        select run_id, 'suspended with a matching unbound wakeup' from perdure.missed_wakes(0)""",
+        select run_id, 'suspended with a matching unbound wakeup' from perdure.missed_wakes(0, 1e9)""",
     "6 one outcome an entry; SUCCEEDED has a receipt; intent before execution": """
         select run_id, format('%s is SUCCEEDED without a receipt', key) from perdure.ledger where state = 'SUCCEEDED' and response is null
         union all

@@ -112,6 +112,11 @@ begin
     return r;
   end if;
 
+  if r.parent_policy = 'detach' then
+    -- The parent ended with a look at its children from before this one was detached, which had been acknowledged. 0: nobody need find it again.
+    update perdure.wakeups set seq = 0 where run_id = r.run_id and seq is null and kind = 'cancel' and data ->> 'by' = 'parent';
+  end if;
+
   -- Wakeups that others inserted get their sequence. Bounded; what is left stays due.
   with new as (
     select kind, source, name, data, id, row_number() over (order by at, kind, source) as n

@@ -35,8 +35,12 @@ declare
   v_pod uuid;
   v_revision text;
 begin
-  -- A later statement than the locks: what it sees includes all that others did.
-  if not perdure.lock_limits(r) or perdure.admits(r, p_now) is not null then
+  if not perdure.lock_limits(r) then
+    return r;
+  end if;
+  -- A statement of its own, later than the locks: the same expression would count with a snapshot from before them, and two transactions
+  -- that each see room for one more run would both admit one.
+  if perdure.admits(r, p_now) is not null then
     return r;
   end if;
   -- One look a pod until one will do: the table may hold thousands, and these are at hand.
@@ -68,37 +72,53 @@ end $$;
 -- The next candidates of a pool, best first. Between tenants by running share over weight, inside a tenant by rank: enqueued time minus a
 -- minute for each point of priority, so that age beats any priority in the end. A tenant that has nothing running in this pool and has waited
 -- for a minute comes first: otherwise a tenant whose weight is larger than the pool would leave the others nothing, ever.
-create or replace function perdure.runnable(p_pool text, p_limit int, p_now timestamptz) returns setof uuid language sql stable as $$
-  with recursive tenant (namespace) as (
-    (select namespace from perdure.runs where pool = p_pool and state = 'Pending' order by namespace limit 1)
+--
+-- After the p_limit best come up to p_spare more, which stand in for those that somebody has locked. A tenant's limit is no bound for them:
+-- the run that they stand in for counts there and is not granted. (perdure.grant decides about each, under the lock.)
+--
+-- Runs in back-off are not read, however many there are: of one tenant and priority the order by rank is that by runnable_at, so the index
+-- runs_queue ends where the future begins.
+create or replace function perdure.runnable(p_pool text, p_limit int, p_now timestamptz, p_spare int default 0)
+returns setof uuid language sql stable as $$
+  with recursive queue (namespace, priority) as (
+    (select namespace, priority from perdure.runs where pool = p_pool and state = 'Pending' order by namespace, priority limit 1)
     union all
-    select (select q.namespace from perdure.runs q where q.pool = p_pool and q.state = 'Pending' and q.namespace > tenant.namespace
-            order by q.namespace limit 1)
-    from tenant where tenant.namespace is not null
+    select n.namespace, n.priority from queue cross join lateral (
+      select q.namespace, q.priority from perdure.runs q
+      where q.pool = p_pool and q.state = 'Pending' and (q.namespace, q.priority) > (queue.namespace, queue.priority)
+      order by q.namespace, q.priority limit 1) n
+  ), best as (
+    select b.*, row_number() over (partition by b.namespace order by b.rank) as nth
+    from queue cross join lateral (
+      select q.run_id, q.namespace, q.rank, q.runnable_at from perdure.runs q
+      where q.pool = p_pool and q.namespace = queue.namespace and q.priority = queue.priority and q.state = 'Pending'
+        and q.runnable_at <= p_now and (q.expires_at is null or q.expires_at > p_now)
+      order by q.runnable_at limit p_limit + p_spare) b
+  ), placed as (
+    select c.run_id,
+      row_number() over (
+        order by coalesce(u.running + c.nth > t.max_running, false),
+                 case when u.here = 0 and c.nth = 1 and c.runnable_at <= p_now - interval '60 seconds' then 0
+                      else (u.running + c.nth) / coalesce(t.weight, 1) end, c.rank) as place,
+      coalesce(u.running + c.nth > t.max_running, false) as stands_in
+    from (select distinct namespace from best) tenant
+    left join perdure.tenants t on t.namespace = tenant.namespace
+    cross join lateral (select count(*) as running, count(*) filter (where x.pool = p_pool) as here
+                        from perdure.runs x where x.namespace = tenant.namespace and x.state = 'Running') u
+    join best c on c.namespace = tenant.namespace
+    where t.max_running is null or u.running < t.max_running
   )
-  select c.run_id
-  from tenant
-  left join perdure.tenants t on t.namespace = tenant.namespace
-  cross join lateral (select count(*) as running, count(*) filter (where x.pool = p_pool) as here
-                      from perdure.runs x where x.namespace = tenant.namespace and x.state = 'Running') u
-  cross join lateral (
-    select q.run_id, q.rank, q.runnable_at, row_number() over (order by q.rank) as nth
-    from (select run_id, rank, runnable_at from perdure.runs
-          where pool = p_pool and namespace = tenant.namespace and state = 'Pending' and runnable_at <= p_now
-            and (expires_at is null or expires_at > p_now)
-          order by rank limit p_limit) q
-  ) c
-  where tenant.namespace is not null and (t.max_running is null or u.running + c.nth <= t.max_running)
-  order by case when u.here = 0 and c.nth = 1 and c.runnable_at <= p_now - interval '60 seconds' then 0
-                else (u.running + c.nth) / coalesce(t.weight, 1) end, c.rank
-  limit p_limit
+  select run_id from placed where not stands_in and place <= p_limit or p_spare > 0 order by place limit p_limit + p_spare
 $$;
 
 -- Where a run could be leased now.
-create or replace function perdure.runnable_pools(p_pools text[]) returns setof text language sql as $$
-  select p from unnest(p_pools) p
-  where exists (select 1 from perdure.runs q where q.pool = p and q.state = 'Pending' and q.runnable_at <= perdure.now())
-$$;
+create or replace function perdure.runnable_pools(p_pools text[]) returns setof text language plpgsql as $$
+declare
+  v_now timestamptz := perdure.now();
+begin
+  return query select p from unnest(p_pools) p
+    where exists (select 1 from perdure.runs q where q.pool = p and q.state = 'Pending' and q.runnable_at <= v_now);
+end $$;
 
 -- Claims runnable runs for the idle pods of one gateway.
 create or replace function perdure.dispatch(p_gateway text, p_pods uuid[]) returns table (run_id uuid, epoch int, pod_id uuid) language plpgsql as $$
@@ -109,13 +129,12 @@ declare
 begin
   for v_pool in select p.pool, count(*)::int as idle from perdure.pods p
       where p.pod_id = any (p_pods) and p.state = 'idle' and p.gateway = p_gateway group by p.pool loop
+    -- More candidates than pods: who sits on the first run of the queue must not stop the pool. Only as many as there are pods are locked,
+    -- the best that are free; nobody is waited for, so their order is no matter of deadlocks.
     for r in
-      with next as materialized (
-        select n.run_id, n.place from perdure.runnable(v_pool.pool, v_pool.idle, v_now) with ordinality n(run_id, place)
-      ), claimed as materialized (
-        select q.* from perdure.runs q where q.run_id in (select next.run_id from next) and q.state = 'Pending'
-        order by q.run_id for no key update skip locked)
-      select c.* from claimed c join next using (run_id) order by next.place
+      select q.* from perdure.runnable(v_pool.pool, v_pool.idle, v_now, 32) with ordinality n(run_id, place)
+      join perdure.runs q on q.run_id = n.run_id and q.state = 'Pending'
+      order by n.place limit v_pool.idle for no key update of q skip locked
     loop
       r := perdure.grant(r, p_pods, p_gateway, v_now);
       if r.state = 'Running' then
@@ -155,31 +174,41 @@ end $$;
 -- A beat of one lease, for which it waits a moment: it holds nothing else that anybody could wait for.
 create or replace function perdure.renew(p_run uuid, p_epoch int, p_pod uuid) returns void language plpgsql set lock_timeout = '250ms' as $$
 begin
-  update perdure.leases set beat_at = perdure.now() where run_id = p_run and epoch = p_epoch and holder = p_pod;
+  update perdure.leases set beat_at = (select perdure.now()) where run_id = p_run and epoch = p_epoch and holder = p_pod;
 exception when lock_not_available then
   null; -- somebody sits on it: that must cost no other lease its beat
 end $$;
 
--- A gateway took its news and could not bring them, or never got them.
-create or replace function perdure.tell_again(p_gateway text) returns void language sql as $$
+-- A gateway marked news as told and could not bring them, or never got them. `p_run`: only those of this run.
+create or replace function perdure.tell_again(p_gateway text, p_run uuid default null) returns void language sql as $$
   update perdure.leases set poke = poke + 1
-  where run_id in (select run_id from perdure.leases where gateway = p_gateway order by run_id for update)
+  where run_id in (select run_id from perdure.leases where gateway = p_gateway and (p_run is null or run_id = p_run) order by run_id for update)
 $$;
 
 -- Leases of this gateway whose holder has not heard the latest.
 create or replace function perdure.news(p_gateway text)
-returns table (run_id uuid, epoch int, cancel boolean, pause boolean, outcomes jsonb, signals text[]) language sql as $$
+returns table (run_id uuid, epoch int, cancel boolean, pause boolean, outcomes jsonb, signals text[]) language plpgsql as $$
+declare
+  v_fresh uuid[];
+begin
   with fresh as (
     update perdure.leases set told = poke
-    where run_id in (select l.run_id from perdure.leases l where l.gateway = p_gateway and l.told < l.poke order by l.run_id for update skip locked)
-    returning *
+    where leases.run_id in (
+      select l.run_id from perdure.leases l where l.gateway = p_gateway and l.told < l.poke order by l.run_id for update skip locked)
+    returning leases.run_id
   )
-  select f.run_id, f.epoch, r.cancel_requested, r.paused or r.spec_paused,
+  select array_agg(f.run_id) into v_fresh from fresh f;
+  if v_fresh is null then
+    return;
+  end if;
+  -- A later statement than the mark: what was marked may have been committed after the mark's snapshot was taken, and would be left out by it.
+  return query
+  select l.run_id, l.epoch, r.cancel_requested, r.paused or r.spec_paused,
     (select jsonb_object_agg(j.key, perdure.outcome(j.run_id, j.key)) from perdure.journal j
-     where j.run_id = f.run_id and j.kind = 'wait' and j.state in ('satisfied', 'timed_out') and j.epoch = f.epoch),
-    array(select distinct w.name from perdure.wakeups w where w.run_id = f.run_id and w.kind = 'signal' and w.bound_key is null)
-  from fresh f join perdure.runs r using (run_id)
-$$;
+     where j.run_id = l.run_id and j.kind = 'wait' and j.state in ('satisfied', 'timed_out') and j.epoch = l.epoch),
+    array(select distinct w.name from perdure.wakeups w where w.run_id = l.run_id and w.kind = 'signal' and w.bound_key is null)
+  from perdure.leases l join perdure.runs r using (run_id) where l.run_id = any (v_fresh) and l.gateway = p_gateway;
+end $$;
 
 -- A pod says hello. Gives the lease that it holds (delivered again), or makes it idle, or lets it start until its agent is there (not
 -- p_ready). `retiring`: it may not serve. `superseded`: it has connected again since (p_connection), here or elsewhere; this hello is void.
@@ -233,10 +262,11 @@ end $$;
 -- A pod's agent has asked for a run, the first or the next.
 create or replace function perdure.pod_idle(p_pod uuid, p_gateway text, p_connection bigint) returns text language plpgsql as $$
 declare
+  v_now timestamptz := perdure.now();
   v_state text;
 begin
   perform 1 from perdure.pods p where p.pod_id = p_pod for update;
-  update perdure.pods p set state = 'idle', gateway = p_gateway, run_id = null, since = perdure.now(), seen_at = perdure.now()
+  update perdure.pods p set state = 'idle', gateway = p_gateway, run_id = null, since = v_now, seen_at = v_now
   where p.pod_id = p_pod and p.connection = p_connection and p.state in ('leased', 'idle', 'starting') and not exists (select 1 from perdure.leases l where l.holder = p_pod)
   returning p.state into v_state;
   return coalesce(v_state, 'retiring');

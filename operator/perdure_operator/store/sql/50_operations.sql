@@ -212,6 +212,10 @@ declare
   v_paused boolean := p_body ->> 'desiredState' = 'Suspended';
   v_priority int := coalesce((p_body ->> 'priority')::int, 0);
 begin
+  if exists (select 1 from perdure.resources where run_id = r.run_id and generation > (p_body ->> 'generation')::bigint) then
+    -- A leader that was frozen before it sent this has woken up: its successor has told the run a newer spec since.
+    return (r, jsonb_build_object('state', r.state))::perdure.op_result;
+  end if;
   -- Shown as observed, also if nothing else comes of it.
   update perdure.resources set generation = (p_body ->> 'generation')::bigint, changed_seq = r.last_seq, projected_seq = r.last_seq - 1
   where run_id = r.run_id and generation < (p_body ->> 'generation')::bigint;
@@ -238,10 +242,14 @@ begin
   return (r, jsonb_build_object('state', r.state))::perdure.op_result;
 end $$;
 
--- The child outlives its parent (V5): its resource has lost the owner reference.
+-- The child outlives its parent (V5): its resource has lost the owner reference. Whoever hears ok can count on it: a cancel that the parent
+-- inserted and the child has not applied is void from then on (perdure.settle).
 create or replace function perdure.op_detach(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
 begin
   if r.parent_policy <> 'detach' and not perdure.terminal(r.state) then
+    if r.cancel_requested then
+      perform perdure.refuse('cancel-requested', 'the child is being cancelled already: it cannot be detached any more');
+    end if;
     r.parent_policy := 'detach';
     r := perdure.log(r, 'run.detached', p_body, p_now);
   end if;
@@ -254,7 +262,8 @@ create or replace function perdure.op_expire(r perdure.runs, p_body jsonb, p_now
 declare
   l perdure.leases;
 begin
-  select * into l from perdure.leases where run_id = r.run_id and epoch = (p_body ->> 'leaseEpoch')::int;
+  -- Locked: a beat that is being committed is waited for, and counts.
+  select * into l from perdure.leases where run_id = r.run_id and epoch = (p_body ->> 'leaseEpoch')::int for update;
   if not found or l.beat_at > p_now - coalesce((p_body ->> 'silentSeconds')::double precision, 0) * interval '1 second' then
     return (r, jsonb_build_object('expired', false))::perdure.op_result;
   end if;

@@ -7,6 +7,9 @@
 --   3. Every operation is answered by a code of its own; a refusal rolls back that operation alone. Anything unexpected aborts the batch,
 --      and the gateway runs its operations one by one, so that one bad operation harms nobody else.
 --   4. The operations of one run are in at most one batch at a time and in order. The gateway sees to that.
+--   5. Who holds the locks of runs may wait for what belongs to these runs: lease, pod, resource. Everybody else waits for one such row while
+--      holding none, or passes over what is locked (skip locked), or takes leases alone, in the order of runs. So no circle can close.
+--      tests/races/test_lock_pairs.py runs every pair against each other.
 -- Plans: every statement here touches a few rows by key. Planning one anew costs more than running it, and a plan made while the tables
 -- were empty would scan them for the rest of the session; so the functions ask for generic plans that use the indexes.
 -- A worker's operation is fenced by (epoch, holder): compared here, under the lock, never by a clock.
@@ -199,7 +202,9 @@ begin
       if r is distinct from v_before then
         perform perdure.save(r);
       end if;
-      if p_req[i] is not null and r.last_seq > v_before.last_seq then
+      -- Also of what changed nothing: the same request, late, would find a run that has gone on since, and change that. Not of calls of tools
+      -- that changed nothing: these are looked at anew each time, and their receipts would be stored twice.
+      if p_req[i] is not null and (r.last_seq > v_before.last_seq or p_kind[i] not in ('activity.begin', 'activity.resolve', 'activity.end')) then
         insert into perdure.requests (run_id, request_id, code, answer, at) values (r.run_id, p_req[i], code, answer, v_now);
       end if;
     exception when sqlstate 'PD001' then

@@ -15,58 +15,107 @@ end $$;
 create or replace function perdure.unapplied_runs(p_limit int) returns table (run_id uuid) language sql as
 $$ select distinct w.run_id from (select u.run_id from perdure.wakeups u where u.seq is null limit p_limit * 20) w limit p_limit $$;
 
--- Leases whose last beat is older than the lease, with how many live leases there are in all (R6).
+-- Leases whose last beat is older than the lease: the oldest thousand, and with each of them how many there are, silent ones and in all (R6).
+-- The counts stand apart from the list: its end says nothing of how many are silent.
 create or replace function perdure.silent_leases(p_lease_seconds double precision)
-returns table (run_id uuid, epoch int, holder uuid, silent_seconds double precision, live bigint) language plpgsql as $$
+returns table (run_id uuid, epoch int, holder uuid, silent_seconds double precision, live bigint, silent bigint) language plpgsql as $$
+declare
+  v_now timestamptz := perdure.now();
+  v_until timestamptz := v_now - p_lease_seconds * interval '1 second';
+begin
+  return query
+  select l.run_id, l.epoch, l.holder, extract(epoch from v_now - l.beat_at)::double precision, n.live, n.silent
+  from perdure.leases l, (select count(*) as live, count(*) filter (where x.beat_at <= v_until) as silent from perdure.leases x) n
+  where l.beat_at <= v_until order by l.beat_at limit 1000;
+end $$;
+
+-- Net below the wakes (W2): suspended runs with a decided or decidable wait that nobody woke. Each is counted as a bug.
+-- What may have been missed began when a run fell asleep or when a wakeup came, so only what did so in the last p_within_seconds is read:
+-- runs that sleep for longer were looked at then. (Not before p_older_seconds: it may be on its way.)
+create or replace function perdure.missed_wakes(p_older_seconds double precision, p_within_seconds double precision default 3600)
+returns table (run_id uuid) language plpgsql set plan_cache_mode = force_custom_plan as $$
+declare
+  v_now timestamptz := perdure.now();
+  v_from timestamptz := v_now - p_within_seconds * interval '1 second';
+  v_until timestamptz := v_now - p_older_seconds * interval '1 second';
+begin
+  return query
+  with suspects as (
+    select q.run_id from perdure.runs q where q.state = 'Suspended' and q.state_since between v_from and v_until
+    union
+    select w.run_id from perdure.wakeups w where w.bound_key is null and w.seq is not null and w.at between v_from and v_until
+  ), overslept as (
+    select q.run_id from perdure.runs q where q.state = 'Suspended' and q.wake_due and not q.paused and not q.spec_paused and q.state_since < v_until
+    union
+    select s.run_id from suspects s join perdure.runs q using (run_id)
+    where q.state = 'Suspended' and not q.paused and not q.spec_paused and q.state_since < v_until and exists (
+      select 1 from perdure.wakeups w join perdure.waits o on o.run_id = w.run_id and o.state = 'open' and o.mode = 'any'
+      join perdure.wait_conditions c on c.run_id = o.run_id and c.key = o.key and c.kind = w.kind and c.name in (w.name, w.source)
+      where w.run_id = q.run_id and w.bound_key is null and w.seq is not null)
+  )
+  select o.run_id from overslept o limit 100;
+end $$;
+
+-- Fleet: what each pool, or this one, has and needs. `spec` is null where it has not changed since p_since: it is the widest part, and the
+-- fleet asks ten times a second. Counts of runs end at p_most: nobody starts more pods than that.
+create or replace function perdure.pool_demand(p_pool text default null, p_since timestamptz default null, p_most int default null)
+returns table (pool text, spec jsonb, runnable bigint, idle bigint, starting bigint, leased bigint, retiring uuid[], trouble jsonb,
+               updated_at timestamptz) language plpgsql as $$
 declare
   v_now timestamptz := perdure.now();
 begin
   return query
-  select l.run_id, l.epoch, l.holder, extract(epoch from v_now - l.beat_at)::double precision, (select count(*) from perdure.leases)
-  from perdure.leases l where l.beat_at <= v_now - p_lease_seconds * interval '1 second' order by l.beat_at limit 1000;
+  with pods as (
+    select d.pool, count(*) filter (where d.state = 'idle') as idle, count(*) filter (where d.state = 'starting') as starting,
+      count(*) filter (where d.state = 'leased') as leased, array_agg(d.pod_id) filter (where d.state = 'retiring') as retiring
+    from perdure.pods d where p_pool is null or d.pool = p_pool group by d.pool
+  )
+  select p.pool, case when p_since is null or p.updated_at > p_since then p.spec end,
+    (select count(*) from (select 1 from perdure.runs r where r.pool = p.pool and r.state = 'Pending' and r.runnable_at <= v_now limit p_most) q),
+    coalesce(d.idle, 0), coalesce(d.starting, 0), coalesce(d.leased, 0), coalesce(d.retiring, '{}'), p.trouble, p.updated_at
+  from perdure.pools p left join pods d using (pool) where p_pool is null or p.pool = p_pool order by p.pool;
 end $$;
 
--- Net below the wakes (W2): suspended runs with a decided or decidable wait that nobody woke. Each is counted as a bug.
-create or replace function perdure.missed_wakes(p_older_seconds double precision) returns table (run_id uuid) language sql as $$
-  select q.run_id from perdure.runs q
-  where q.state = 'Suspended' and not q.paused and not q.spec_paused and q.state_since < perdure.now() - p_older_seconds * interval '1 second'
-    and (q.wake_due or exists (
-      select 1 from perdure.wakeups w join perdure.waits s on s.run_id = w.run_id and s.state = 'open' and s.mode = 'any'
-      join perdure.wait_conditions c on c.run_id = s.run_id and c.key = s.key and c.kind = w.kind and c.name in (w.name, w.source)
-      where w.run_id = q.run_id and w.bound_key is null and w.seq is not null))
-  limit 100
+-- Pods change under their run's lock (a lease, a release), or, without it, by a statement that waits for no pod while it has another: it passes
+-- over what is locked, as the two below do, or changes a single one.
+create or replace function perdure.retire_idle(p_pool text, p_count int) returns setof uuid language plpgsql as $$
+declare
+  v_now timestamptz := perdure.now();
+begin
+  return query update perdure.pods set state = 'retiring', since = v_now
+    where pod_id in (select pod_id from perdure.pods where pool = p_pool and state = 'idle' order by since limit p_count for update skip locked)
+    returning pod_id;
+end $$;
+
+-- Idle pods, and those between two runs, of which no gateway has heard for so long. One that starts is the fleet's: an image that is pulled, or a
+-- node that is waited for, may take as long as it likes.
+create or replace function perdure.retire_silent_pods(p_silent_seconds double precision) returns bigint language plpgsql as $$
+declare
+  v_now timestamptz := perdure.now();
+  v_count bigint;
+begin
+  update perdure.pods set state = 'retiring', since = v_now where pod_id in (
+    select p.pod_id from perdure.pods p
+    where p.state in ('idle', 'leased') and p.run_id is null and p.seen_at < v_now - p_silent_seconds * interval '1 second'
+    for update skip locked);
+  get diagnostics v_count = row_count;
+  return v_count;
+end $$;
+
+-- Somebody is ending this pod. If it has a run it keeps it for as long as its processes live. One pod a transaction: see above.
+create or replace function perdure.take_pod_away(p_pod uuid) returns void language sql as $$
+  update perdure.pods set state = 'retiring', since = (select perdure.now()) where pod_id = p_pod and state <> 'retiring'
 $$;
 
--- Fleet: what each pool, or this one, has and needs.
-create or replace function perdure.pool_demand(p_pool text default null)
-returns table (pool text, spec jsonb, runnable bigint, idle bigint, starting bigint, leased bigint, retiring uuid[], trouble jsonb) language sql as $$
-  select p.pool, p.spec,
-    (select count(*) from perdure.runs r where r.pool = p.pool and r.state = 'Pending' and r.runnable_at <= perdure.now()),
-    (select count(*) from perdure.pods d where d.pool = p.pool and d.state = 'idle'),
-    (select count(*) from perdure.pods d where d.pool = p.pool and d.state = 'starting'),
-    (select count(*) from perdure.pods d where d.pool = p.pool and d.state = 'leased'),
-    array(select d.pod_id from perdure.pods d where d.pool = p.pool and d.state = 'retiring'), p.trouble
-  from perdure.pools p where p_pool is null or p.pool = p_pool order by p.pool
-$$;
-
-create or replace function perdure.retire_idle(p_pool text, p_count int) returns setof uuid language sql as $$
-  update perdure.pods set state = 'retiring', since = perdure.now()
-  where pod_id in (select pod_id from perdure.pods where pool = p_pool and state = 'idle' order by since limit p_count for update skip locked)
-  returning pod_id
-$$;
-
--- Somebody is ending these pods. One that has a run keeps it for as long as its processes live. Locked in the order of their runs, as by a batch.
+-- What gateways of the version before call.
 create or replace function perdure.take_away(p_pods uuid[]) returns void language sql as $$
-  update perdure.pods set state = 'retiring', since = perdure.now()
-  where pod_id in (select pod_id from perdure.pods where pod_id = any (p_pods) and state <> 'retiring' order by run_id, pod_id for update)
+  update perdure.pods set state = 'retiring', since = (select perdure.now())
+  where pod_id in (select pod_id from perdure.pods where pod_id = any (p_pods) and state <> 'retiring' for update skip locked)
 $$;
 
-create or replace function perdure.retire_silent_pods(p_silent_seconds double precision) returns bigint language sql as $$
-  with gone as (
-    update perdure.pods p set state = 'retiring', since = perdure.now()
-    where p.state in ('idle', 'starting', 'leased') and p.run_id is null and p.seen_at < perdure.now() - p_silent_seconds * interval '1 second'
-    returning 1)
-  select count(*) from gone
+-- Takes a pod that starts or waits out of service; one that has a run keeps it.
+create or replace function perdure.retire_pod(p_pod uuid) returns void language sql as $$
+  update perdure.pods set state = 'retiring', since = (select perdure.now()) where pod_id = p_pod and state in ('starting', 'idle')
 $$;
 
 -- A pod's process has ended. Whatever state it was in, it is retiring now and its row goes; its lease, if any, comes back to be expired.

@@ -77,15 +77,15 @@ end $$;
 -- p_wake_seconds its resource says that it is pending.
 create or replace function perdure.due_projections(p_limit int, p_progress_seconds double precision, p_wake_seconds double precision default 0)
 returns table (run_id uuid, uid uuid, name text, generation bigint, read_at timestamptz) language sql as $$
-  select d.*, perdure.now() from (
+  select d.*, (select perdure.now()) from (
     (select c.run_id, c.uid, c.name, c.generation from perdure.resources c join perdure.runs r using (run_id)
      where c.changed_seq > c.projected_seq and c.uid is not null and not c.gone
-       and not (r.state = 'Pending' and r.reason = 'Woken' and r.state_since > perdure.now() - p_wake_seconds * interval '1 second')
+       and not (r.state = 'Pending' and r.reason = 'Woken' and r.state_since > (select perdure.now()) - p_wake_seconds * interval '1 second')
      limit p_limit)
     union
     (select c.run_id, c.uid, c.name, c.generation from perdure.runs r join perdure.resources c using (run_id)
      where r.state = 'Running' and r.last_seq > c.projected_seq and c.uid is not null and not c.gone
-       and c.projected_at < perdure.now() - p_progress_seconds * interval '1 second' limit p_limit)
+       and c.projected_at < (select perdure.now()) - p_progress_seconds * interval '1 second' limit p_limit)
     union
     (select c.run_id, c.uid, c.name, c.generation from perdure.pools p
      join perdure.runs r on r.pool = p.pool and r.state = 'Pending' join perdure.resources c using (run_id)
@@ -93,22 +93,29 @@ returns table (run_id uuid, uid uuid, name text, generation bigint, read_at time
 $$;
 
 -- `p_at`: when that was read which they say now. One whose run was told another spec since is due still: that may be all that has changed.
+-- What is locked is passed over: whoever has it moves the run, which makes it due again. (A dispatcher moves runs in the order of its queue,
+-- so there is no order in which these could be waited for.)
 create or replace function perdure.projected(p_uids uuid[], p_seqs bigint[], p_at timestamptz default null, p_generations bigint[] default null)
-returns void language sql as $$
-  update perdure.resources c set projected_seq = greatest(c.projected_seq, u.seq), projected_at = coalesce(p_at, perdure.now())
-  from unnest(p_uids, p_seqs, p_generations) u(uid, seq, generation) where c.uid = u.uid and c.generation = coalesce(u.generation, c.generation)
-$$;
+returns void language plpgsql as $$
+declare
+  v_at timestamptz := coalesce(p_at, perdure.now());
+  v_free uuid[] := array(select c.uid from perdure.resources c where c.uid = any (p_uids) for no key update skip locked);
+begin
+  update perdure.resources c set projected_seq = greatest(c.projected_seq, u.seq), projected_at = v_at
+  from unnest(p_uids, p_seqs, p_generations) u(uid, seq, generation)
+  where c.uid = any (v_free) and c.uid = u.uid and c.generation = coalesce(u.generation, c.generation);
+end $$;
 
 -- Why a pool's pods do not start; null: they do. `since` is that of the reason: who waits for a pod says another one then, not at each try.
 create or replace function perdure.tell_trouble(p_pool text, p_trouble jsonb) returns void language sql as $$
   update perdure.pools set trouble = p_trouble || jsonb_build_object('since',
-    case when trouble ->> 'reason' = p_trouble ->> 'reason' then trouble -> 'since' else to_jsonb(perdure.now()) end)
+    case when trouble ->> 'reason' = p_trouble ->> 'reason' then trouble -> 'since' else to_jsonb((select perdure.now())) end)
   where pool = p_pool
 $$;
 
 -- Who leads. A holder that renews keeps its term; whoever takes over a role that was not renewed for p_seconds gets the next one.
 create or replace function perdure.lead(p_role text, p_holder text, p_seconds double precision) returns bigint language sql as $$
-  insert into perdure.leaders as l (role, holder, term, renewed_at) values (p_role, p_holder, 1, perdure.now())
+  insert into perdure.leaders as l (role, holder, term, renewed_at) values (p_role, p_holder, 1, (select perdure.now()))
   on conflict (role) do update set holder = excluded.holder, renewed_at = excluded.renewed_at,
     term = case when l.holder = excluded.holder then l.term else l.term + 1 end
   where l.holder = excluded.holder or l.renewed_at < excluded.renewed_at - p_seconds * interval '1 second'
