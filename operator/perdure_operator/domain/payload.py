@@ -1,8 +1,8 @@
 """What a JSON value must be before it is stored.
 
-Payloads are kept as the bytes that came, so this is the only gate: size, UTF-8, one value, no NaN, no number with a point or an exponent that
-is too large for a double, no integer of more than ``MAX_DIGITS``, no duplicate keys, no NUL and no lone surrogate in a string, bounded depth.
-The first thing wrong is named; nothing is repaired.
+Payloads are kept as the bytes that came, so this is the only gate: size, UTF-8, one value, no NaN, no number with a point or an exponent
+that is too large for a double, no integer of more than ``MAX_DIGITS``, no duplicate keys, no NUL and no lone surrogate in a string, bounded
+depth. The first thing wrong is named; nothing is repaired.
 """
 
 from __future__ import annotations
