@@ -41,7 +41,8 @@ class GatewayPart:
         self._pools: dict[str, AgentPoolSpec] = {}
         self.made = 0
         self.scheduler = TriggerScheduler(Triggers(store), fired=lambda: None)
-        self.router = DeliveryRouter(Triggers(store), name, lambda: self._pools, self._refresh, made=self._made)
+        self.deliveries = Triggers(store)
+        self.router = DeliveryRouter(self.deliveries, name, lambda: self._pools, self._refresh, made=self._made)
 
     async def round(self) -> int:
         """One tick, and all that it brought. Gives how many deliveries were claimed."""

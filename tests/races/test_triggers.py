@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
 import asyncpg
@@ -11,14 +12,40 @@ from tests.harness import runs
 from tests.harness.postgres import move_clock, waiters
 from tests.harness.triggers import MANUAL, Bench, GatewayPart, every
 
+from perdure_operator.domain.errors import Unavailable
 from perdure_operator.domain.ids import uuid7
 from perdure_operator.services.delivery_router import CLAIM_SECONDS
-from perdure_operator.store.store import Store
+from perdure_operator.store.store import NewRun, Store
+from perdure_operator.store.triggers import Claimed, Rules
 
 
 @pytest.fixture
 async def bench(store: Store, pg: asyncpg.Connection) -> Bench:
     return await Bench(store, pg).setup()
+
+
+class Outage:
+    """The store answers no more once a round of the gateway has decided ``at`` deliveries; with ``committed`` only the answer is lost."""
+
+    def __init__(self, gateway: GatewayPart) -> None:
+        self.at: int | None = None
+        self.committed = False
+        self._decided = 0
+        self._claim, self._decide = gateway.deliveries.claim, gateway.deliveries.route
+        gateway.deliveries.claim = self._claimed  # type: ignore[method-assign]
+        gateway.deliveries.route = self._route  # type: ignore[method-assign]
+
+    async def _claimed(self, by: str, limit: int, seconds: float) -> list[Claimed]:
+        self._decided = 0
+        return await self._claim(by, limit, seconds)
+
+    async def _route(self, claimed: Claimed, rules: Rules, run: NewRun) -> str:
+        if self._decided == self.at:
+            if self.committed:
+                await self._decide(claimed, rules, run)
+            raise Unavailable("the database did not answer")
+        self._decided += 1
+        return await self._decide(claimed, rules, run)
 
 
 async def test_many_gateways_at_the_tick_make_one_run(bench: Bench, store: Store) -> None:
@@ -91,16 +118,177 @@ async def test_a_claim_that_is_over_and_taken_again_decides_nothing(bench: Bench
     assert (len(await bench.runs()), await bench.states()) == (1, ["DONE"])
 
 
-async def test_whoever_claims_and_dies_each_time_ends_as_dead(bench: Bench) -> None:
+async def test_an_outage_costs_no_attempt_and_what_it_left_is_routed_when_the_store_answers(bench: Bench) -> None:
+    """Eight of them: more than a delivery has attempts. Between two of them the clock stands still."""
     await bench.put("report", MANUAL, retry={"maxAttempts": 3})
-    await bench.emit("report")
+    outage = Outage(bench.gateway)
+    for n in range(8):
+        await bench.emit("report", id=f"first-{n}")
+        await bench.emit("report", id=f"second-{n}")
+        outage.at = n % 2  # before anything was decided, and in the middle
+        with pytest.raises(Unavailable):
+            await bench.round()
+        outage.at = None
+        await bench.round()
+        assert set(await bench.states()) == {"DONE"}, f"after outage {n + 1}"
+    assert {(row["attempts"], row["claims"]) for row in await bench.deliveries()} <= {(1, 1), (1, 2)}
+    assert len(await bench.runs()) == 16
+    assert bench.gateway.made == 12, "the dispatcher hears of what a round made, its first half too"
+
+
+async def test_an_outage_of_many_looks_kills_no_delivery(bench: Bench) -> None:
+    """The store takes the claim and then fails, always: no delivery pays for it but the one that was being decided, and that one late."""
+    await bench.put("report", MANUAL, retry={"maxAttempts": 1})
     for _ in range(3):
+        await bench.emit("report")
+    outage = Outage(bench.gateway)
+    outage.at = 0
+    looks = 0
+    for _ in range(60):
+        try:
+            await bench.round()
+        except Unavailable:
+            looks += 1
+        await move_clock(bench.pg, 20)
+    assert looks >= 50
+    outage.at = None
+    await bench.round()
+    await move_clock(bench.pg, 30)
+    await bench.round()
+    assert await bench.states() == ["DONE"] * 3
+
+
+async def test_a_claim_whose_answer_was_lost_is_claimed_anew(bench: Bench) -> None:
+    await bench.put("report", MANUAL)
+    await bench.emit("report")
+    real = bench.gateway.deliveries.claim
+
+    async def lost(by: str, limit: int, seconds: float) -> list[Claimed]:
+        await real(by, limit, seconds)
+        raise Unavailable("the connection is gone")
+
+    bench.gateway.deliveries.claim = lost  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        await bench.round()
+    assert await bench.states() == ["CLAIMED"]
+    bench.gateway.deliveries.claim = real  # type: ignore[method-assign]
+    assert await bench.round() == 1
+    assert await bench.states() == ["DONE"]
+
+
+async def test_a_decision_whose_answer_was_lost_is_not_taken_again(bench: Bench) -> None:
+    await bench.put("report", MANUAL)
+    await bench.emit("report", id="a")
+    await bench.emit("report", id="b")
+    outage = Outage(bench.gateway)
+    outage.at, outage.committed = 0, True
+    with pytest.raises(Unavailable):
+        await bench.round()
+    made = await bench.runs()
+    assert len(made) == 1
+    outage.at = None
+    assert await bench.round() == 1, "only the other one"
+    assert await bench.states() == ["DONE", "DONE"]
+    assert len(await bench.runs()) == 2
+    assert made[0] in await bench.runs()
+
+
+async def test_after_an_outage_a_gateway_gives_back_only_what_is_still_its_own(bench: Bench, store: Store) -> None:
+    """Its claims ended in the outage, and the one that another gateway has taken meanwhile is that one's."""
+    await bench.put("report", MANUAL)
+    for _ in range(3):
+        await bench.emit("report")
+    outage = Outage(bench.gateway)
+    outage.at = 1
+    with pytest.raises(Unavailable):
+        await bench.round()
+    await move_clock(bench.pg, CLAIM_SECONDS + 1)
+    other = GatewayPart(store, "b")
+    [taken] = await bench.triggers.claim("b", 1, CLAIM_SECONDS)
+    outage.at = None
+    assert await bench.round() == 1, "the third; the first is decided"
+    assert await other.router._route(taken) == "made"
+    assert await bench.states() == ["DONE"] * 3
+    assert len(await bench.runs()) == 3
+
+
+async def test_two_gateways_in_one_outage_make_each_run_once(bench: Bench, store: Store) -> None:
+    await bench.put("report", MANUAL)
+    gateways = [bench.gateway, GatewayPart(store, "b")]
+    outages = [Outage(gateway) for gateway in gateways]
+    for n in range(30):
+        await bench.emit("report")
+        for k, outage in enumerate(outages):
+            outage.at, outage.committed = (n % 3 if n % 2 else None), (n + k) % 4 == 0
+        await asyncio.gather(*(gateway.round() for gateway in gateways), return_exceptions=True)
+    for outage in outages:
+        outage.at = None
+    await move_clock(bench.pg, 5)
+    for gateway in (*gateways, *gateways):
+        await gateway.round()
+    assert await bench.states() == ["DONE"] * 30
+    assert len(await bench.runs()) == 30
+
+
+async def test_a_gateway_that_ends_leaves_its_claims_to_the_others_at_once(bench: Bench, store: Store) -> None:
+    await bench.put("report", MANUAL)
+    await bench.emit("report")
+    inside = asyncio.Event()
+
+    async def hangs(*_: object) -> str:
+        inside.set()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    bench.gateway.deliveries.route = hangs  # type: ignore[method-assign]
+    loop = asyncio.create_task(bench.gateway.router.run())
+    await inside.wait()
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+    assert await GatewayPart(store, "b").round() == 1
+    assert await bench.states() == ["DONE"]
+
+
+async def test_what_kills_whoever_claims_it_ends_as_dead_and_counts_anew_when_redriven(bench: Bench) -> None:
+    await bench.put("report", MANUAL, retry={"maxAttempts": 3})
+    emitted = await bench.emit("report")
+    for _ in range(50):
         [_claimed] = await bench.triggers.claim("crashes", 10, 10)
         await move_clock(bench.pg, 11)
+    assert await bench.round() == 0
+    [delivery] = await bench.deliveries()
+    assert (delivery["state"], delivery["attempts"]) == ("DEAD", 0)
+    assert delivery["message"] == (
+        "claimed 50 times and never decided: each time the gateway ended, or the database stopped answering, in the middle of it"
+    )
+    assert await bench.runs() == []
+    assert await bench.store.verify() == []
+    await bench.triggers.redrive("default/report", emitted.delivery)
     await bench.round()
     [delivery] = await bench.deliveries()
-    assert (delivery["state"], delivery["message"]) == ("DEAD", "whoever claimed it ended before it was decided")
-    assert await bench.runs() == []
+    assert (delivery["state"], delivery["attempts"]) == ("DONE", 1)
+
+
+async def test_what_takes_the_store_along_holds_nobody_up_and_ends_as_dead(bench: Bench) -> None:
+    """The statement that decides it ends its connection, each time; the gateway lives on."""
+    await bench.put("report", MANUAL)
+    poison = (await bench.emit("report")).delivery
+    real = bench.gateway.deliveries.route
+
+    async def route(claimed: Claimed, rules: Rules, run: NewRun) -> str:
+        if claimed.delivery == poison:
+            raise Unavailable("the database did not answer")
+        return await real(claimed, rules, run)
+
+    bench.gateway.deliveries.route = route  # type: ignore[method-assign]
+    for n in range(60):
+        await bench.emit("report")
+        for _ in range(2):
+            with contextlib.suppress(Unavailable):
+                await bench.round()
+        assert (await bench.states())[1:] == ["DONE"] * (n + 1)
+        await move_clock(bench.pg, 31)
+    assert (await bench.states())[0] == "DEAD"
 
 
 async def test_a_commit_whose_answer_was_lost_is_found_made(bench: Bench) -> None:

@@ -2,18 +2,24 @@
 
 A delivery is claimed with an epoch and for a time; whoever comes later with an older epoch changes nothing. The decision and the run
 are one commit, so a crash before it leaves the delivery to the next claim, and one after it leaves a run that exists once.
+
+An attempt is a try that came to an end. An outage of ours is none: what was claimed and not decided is given back, and claimed anew as
+soon as the store answers.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import UTC, timedelta
 from typing import NoReturn
+from uuid import UUID
 
 import msgspec
 import structlog
 
-from perdure_operator.domain.errors import InvalidInput, NameTaken, PerdureError, Unavailable
+from perdure_operator.domain.errors import Busy, InvalidInput, NameTaken, PerdureError, Unavailable
 from perdure_operator.domain.ids import uuid7
 from perdure_operator.domain.trigger import Source, backoff_seconds, idempotency_key, lateness, run_name
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec, TriggerSpec
@@ -31,6 +37,7 @@ POLL_SECONDS = 0.2
 OUTAGE_SECONDS = 0.5
 BATCH = 64
 CLAIM_SECONDS = 30.0
+STOP_SECONDS = 2.0
 DEFAULT_ATTEMPTS = 5
 DEFAULT_BACKOFF_SECONDS = 2.0
 Pools = Callable[[], dict[str, AgentPoolSpec]]
@@ -46,26 +53,48 @@ class DeliveryRouter:
         self._pools, self._refresh, self._made = pools, refresh, made
         self._poll = Poll("deliveries could not be routed", seconds=POLL_SECONDS, outage=OUTAGE_SECONDS)
         self.kick = self._poll.kick
+        self._claims = False  # there may be claims of ours that nobody works on
+        self._tried: UUID | None = None  # the one of them that was being decided
 
     async def run(self) -> NoReturn:
-        await self._poll.run(self._look)
+        try:
+            await self._poll.run(self._look)
+        finally:
+            await self._let_go()
 
     async def _look(self) -> bool:
         return await self.route_due() >= BATCH
 
     async def route_due(self) -> int:
-        """Gives how many deliveries were claimed. Raises PerdureError when the store does not answer: what was claimed comes back."""
-        claimed = await self._triggers.claim(self._name, BATCH, CLAIM_SECONDS)
-        outcomes = [await self._route(delivery) for delivery in claimed]
-        if "made" in outcomes:
-            self._made()
+        """Gives how many deliveries were claimed. Raises PerdureError when the store does not answer: what was claimed and not decided
+        is claimed again by the next call that the store answers, or by another gateway."""
+        if self._claims:
+            await self._triggers.release(self._name, self._tried)
+        self._claims, self._tried = True, None
+        claimed = await self._triggers.claim(self._name, BATCH, CLAIM_SECONDS)  # if the answer is lost, there may be claims all the same
+        outcomes = set()
+        try:
+            for delivery in claimed:
+                self._tried = delivery.delivery
+                outcomes.add(await self._route(delivery))
+            self._claims = False
+        finally:
+            if "made" in outcomes:
+                self._made()
         return len(claimed)
+
+    async def _let_go(self) -> None:
+        """This process ends: others need not wait until its claims are over."""
+        if self._claims:
+            with contextlib.suppress(PerdureError, TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._triggers.release(self._name, self._tried)
 
     async def _route(self, claimed: Claimed) -> str:
         try:
             outcome = await self._decide(claimed)
-        except Unavailable:
-            raise  # whether it was committed is not known: the claim ends, and the next one finds out
+        except (Unavailable, Busy):
+            raise  # whether it was committed is not known: what was is not given back, and the rest is claimed anew
         except PerdureError as error:
             outcome = await self._failed(claimed, error)
         metrics.DELIVERIES.labels(claimed.source, outcome).inc()
@@ -77,8 +106,6 @@ class DeliveryRouter:
     async def _decide(self, claimed: Claimed) -> str:
         """Raises PerdureError."""
         spec = parse_spec(claimed.spec)
-        if claimed.attempts > _attempts(spec):
-            raise InvalidInput("whoever claimed it ended before it was decided")
         namespace, _, trigger = claimed.trigger.partition("/")
         wanted = pool_name(spec.run_template.spec)
         if f"{namespace}/{wanted}" not in self._pools():

@@ -77,7 +77,7 @@ class Emitted:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A delivery that this process decides, if it does so before somebody else claims it again."""
+    """A delivery that this process decides, if it does so before somebody else claims it again. ``attempts``: the number of this try."""
 
     delivery: UUID
     claim: int
@@ -259,6 +259,11 @@ class Triggers:
             for row in rows
         ]  # fmt: skip
 
+    async def release(self, by: str, tried: UUID | None) -> int:
+        """What ``by`` has claimed and not decided may be claimed at once, and it costs nothing; but ``tried`` was being decided."""
+        async with self._store.connection() as connection:
+            return int(await connection.fetchval("select perdure.release_deliveries($1, $2)", by, tried))
+
     async def route(self, claimed: Claimed, rules: Rules, run: NewRun) -> str:
         """Decides, and makes the run in the same commit. The answers are explained in the SQL."""
         stored, blob = encode(run.run_id, run.input)
@@ -309,7 +314,7 @@ class Triggers:
         """A dead delivery is tried anew. Raises DeliveryNotFound."""
         async with self._store.connection() as connection:
             found = await connection.fetchval(
-                "update perdure.deliveries set state = 'PENDING', attempts = 0, not_before = perdure.now(), closed_at = null "
+                "update perdure.deliveries set state = 'PENDING', attempts = 0, claims = 0, not_before = perdure.now(), closed_at = null "
                 "where trigger_key = $1 and delivery_id = $2 and state = 'DEAD' returning true",
                 key,
                 delivery,

@@ -51,19 +51,52 @@ create or replace function perdure.fire(p_ticks jsonb) returns bigint language s
   select count(*) from made
 $$;
 
--- Deliveries to route: those that are due, and those whose claim is over.
+-- Deliveries to route: those that are due, and those whose claim is over. `attempts` counts the tries that came to an end, so an outage of ours
+-- costs none; what is given out is the number of the try that begins. `claims` counts those that came to none, since the last that did: whoever
+-- claimed it ended, or lost the store in the middle of it. A delivery that does that to everybody must end too, though not for the outages that it
+-- happened to be in: only after as many claims as no outage brings.
 create or replace function perdure.claim_deliveries(p_by text, p_limit int, p_seconds double precision)
 returns table (delivery_id uuid, claim_epoch int, attempts int, trigger_key text, source text, fire_at timestamptz, now timestamptz,
                payload bytea, detail jsonb, spec jsonb) language sql as $$
-  with due as materialized (
-    select d.delivery_id, n.now from perdure.deliveries d, (select perdure.now() as now) n
-    where d.state in ('PENDING', 'CLAIMED') and d.not_before <= n.now order by d.not_before limit p_limit for update of d skip locked
+  with clock as materialized (
+    select perdure.now() as now
+  ), due as materialized (
+    select d.delivery_id, d.not_before, (select c.now from clock c), d.claims >= 50 as poison from perdure.deliveries d
+    where d.state in ('PENDING', 'CLAIMED') and d.not_before <= (select c.now from clock c)
+    order by d.not_before limit p_limit for update of d skip locked
+  ), given_up as (
+    update perdure.deliveries d set state = 'DEAD', closed_at = due.now,
+      message = format('claimed %s times and never decided: each time the gateway ended, or the database stopped answering, in the middle of it%s',
+        d.claims, case when d.message = '' then '' else format('; before that: %s', d.message) end)
+    from due where d.delivery_id = due.delivery_id and due.poison
+  ), claimed as (
+    update perdure.deliveries d
+    set state = 'CLAIMED', claim_epoch = d.claim_epoch + 1, claims = d.claims + 1, claimed_by = p_by,
+      not_before = due.now + p_seconds * interval '1 second'
+    from due where d.delivery_id = due.delivery_id and not due.poison
+    returning due.not_before as since, due.now, d.*
   )
-  update perdure.deliveries d
-  set state = 'CLAIMED', claim_epoch = d.claim_epoch + 1, attempts = d.attempts + 1, claimed_by = p_by,
-    not_before = due.now + p_seconds * interval '1 second'
-  from due, perdure.triggers t where d.delivery_id = due.delivery_id and t.trigger_key = d.trigger_key
-  returning d.delivery_id, d.claim_epoch, d.attempts, d.trigger_key, d.source, d.fire_at, due.now, d.payload, d.detail, t.spec
+  select c.delivery_id, c.claim_epoch, c.attempts + 1, c.trigger_key, c.source, c.fire_at, c.now, c.payload, c.detail, t.spec
+  from claimed c join perdure.triggers t using (trigger_key) order by c.since
+$$;
+
+-- What `p_by` has claimed and not decided is anybody's at once: an outage ended the round, or the gateway ends. Only the one that was being decided
+-- (`p_tried`, if any) keeps the count of this claim, comes after the others, and waits a second longer each time: it may be the cause.
+-- One that is locked is being decided by a statement whose answer nobody waits for any more; its claim ends by itself.
+create or replace function perdure.release_deliveries(p_by text, p_tried uuid) returns bigint language sql as $$
+  with clock as materialized (
+    select perdure.now() as now
+  ), mine as materialized (
+    select d.delivery_id, d.delivery_id is not distinct from p_tried as tried from perdure.deliveries d
+    where d.state = 'CLAIMED' and d.claimed_by = p_by order by d.delivery_id for update of d skip locked
+  ), released as (
+    update perdure.deliveries d
+    set state = 'PENDING', claims = case when mine.tried then d.claims else d.claims - 1 end,
+      not_before = case when mine.tried then n.now + greatest(least(d.claims - 1, 30) * interval '1 second', interval '1 microsecond')
+        else n.now end
+    from mine, clock n where d.delivery_id = mine.delivery_id returning 1
+  )
+  select count(*) from released
 $$;
 
 -- Of a trigger's runs: which have ended since, and which of those have no resource any more.
@@ -79,7 +112,8 @@ end $$;
 
 create or replace function perdure.close_delivery(p_delivery uuid, p_state text, p_message text, p_decision jsonb, p_now timestamptz)
 returns void language sql as $$
-  update perdure.deliveries set state = p_state, message = p_message, decision = p_decision, payload = null, closed_at = p_now
+  update perdure.deliveries
+  set state = p_state, message = p_message, decision = p_decision, payload = null, closed_at = p_now, attempts = attempts + 1
   where delivery_id = p_delivery
 $$;
 
@@ -107,7 +141,7 @@ begin
     perform perdure.close_delivery(p_delivery, 'FAILED', 'the trigger was deleted', perdure.trigger_deleted(), v_now);
     return 'trigger-deleted';
   elsif t.suspended then
-    update perdure.deliveries set state = 'PENDING', not_before = 'infinity', attempts = attempts - 1 where delivery_id = p_delivery;
+    update perdure.deliveries set state = 'PENDING', not_before = 'infinity', claims = 0 where delivery_id = p_delivery;
     return 'held';
   elsif d.fire_at < v_now - (p_rules ->> 'deadlineSeconds')::double precision * interval '1 second' then
     perform perdure.close_delivery(p_delivery, 'FAILED', 'later than its startingDeadlineSeconds', null, v_now);
@@ -141,7 +175,7 @@ end $$;
 -- The attempt failed: again after so many seconds, or, without a number, dead.
 create or replace function perdure.fail_delivery(p_delivery uuid, p_claim int, p_message text, p_seconds double precision) returns void language sql as $$
   update perdure.deliveries
-  set message = p_message, state = case when p_seconds is null then 'DEAD' else 'PENDING' end,
+  set message = p_message, state = case when p_seconds is null then 'DEAD' else 'PENDING' end, attempts = attempts + 1, claims = 0,
     not_before = perdure.now() + coalesce(p_seconds, 0) * interval '1 second',
     closed_at = case when p_seconds is null then perdure.now() end
   where delivery_id = p_delivery and state = 'CLAIMED' and claim_epoch = p_claim
