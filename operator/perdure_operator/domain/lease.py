@@ -18,7 +18,7 @@ class Weight(StrEnum):
 
 
 _FAILURES = frozenset({"AgentExited", "AgentKilled", "OOMKilled"})
-_ON_PURPOSE = frozenset({"Stopped", "DevStopped", "Evicted"})
+_ON_PURPOSE = frozenset({"Stopped", "DevStopped", "Evicted", "PodDeleted"})
 
 
 def weight(reason: str) -> Weight:

@@ -12,14 +12,14 @@ import hashlib
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 from uuid import UUID, uuid4
 
 import structlog
 
-from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
+from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec, is_implicit
 from perdure_operator.kube.client import PODS, KubeApi
 from perdure_operator.kube.errors import KubeForbidden, KubeInvalid, KubeNotFound, KubeUnavailable
 from perdure_operator.kube.names import pod_name
@@ -40,20 +40,24 @@ SLOW_START_SECONDS = 15.0
 """A pod that has been starting for so long waits for something, and costs the nodes nothing."""
 START_SECONDS = 600.0
 """A pod whose agent has not asked for a run by then will not do it."""
+NOT_READY = "AgentNotReady"
 LOST_SECONDS = 2.0
 """A place without a pod after so long is looked after: the operator crashed, or the answer was lost."""
 DELETE_AGAIN_SECONDS = 30.0
 
 
 class Fleet:
-    """``failed``, ``unplaced`` and ``placed`` are told by the watch."""
+    """``failed``, ``unplaced`` and ``placed`` are told by the watch. ``owner``: the uid of a pool's resource (namespace, name), None where
+    there is none or it is being deleted; ``changed``: a pool has come into trouble, or out of it."""
 
     def __init__(
-        self, store: Store, resources: Resources, kube: KubeApi, settings: PodSettings, *, limit: int = 10_000,
+        self, store: Store, resources: Resources, kube: KubeApi, settings: PodSettings, *,
+        owner: Callable[[str, str], str | None], changed: Callable[[str, str], None], limit: int = 10_000,
         now: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._store, self._resources, self._kube = store, resources, kube
         self._settings, self._limit, self._now = settings, limit, now
+        self._owner, self._changed = owner, changed
         self._made_by = _digest(asdict(settings))
         self._poll = Poll("the fleet could not be looked after", seconds=TICK_SECONDS, outage=OUTAGE_SECONDS)
         self.kick = self._poll.kick
@@ -63,6 +67,8 @@ class Fleet:
         self._revisions: dict[str, str] = {}
         self._failing: dict[str, Trouble] = {}
         self._unplaced: dict[UUID, tuple[str, str]] = {}
+        self._silent: dict[UUID, tuple[str, str]] = {}
+        self._up: set[str] = set()
         self._placed: dict[UUID, float] = {}
 
     @property
@@ -70,7 +76,9 @@ class Fleet:
         """Pools that cannot start pods, by ``namespace/name``. That there is no node now comes before what an earlier pod failed of."""
         # The pod that has waited longest speaks for its pool: not another one at each look.
         waiting = {pool: Trouble(reason=UNSCHEDULABLE, message=message) for pool, message in reversed(self._unplaced.values())}
-        return self._failing | waiting
+        # One pod that is slow says nothing of a pool whose others work.
+        silent = {pool: Trouble(reason=NOT_READY, message=message) for pool, message in self._silent.values() if pool not in self._up}
+        return silent | self._failing | waiting
 
     async def run(self, term: int) -> NoReturn:
         await self._poll.run(lambda: self.tick(term))
@@ -79,9 +87,12 @@ class Fleet:
         demand = await self._store.pool_demand()
         rows = await self._resources.pods()
         revisions = {pool.pool: self._revision(pool) for pool in demand}
+        before = self.troubles.keys()
         self._prove(rows)
         self._forgive(revisions)
         self._forget(rows)
+        for pool in before - self.troubles.keys():
+            self._tell(pool)
         await tell(self._store, demand, self.troubles)
         await self._retire_outdated(revisions, rows, demand)
         await self._give_up(rows)
@@ -113,10 +124,12 @@ class Fleet:
 
     async def _start(self, pool: PoolDemand, term: int) -> None:
         namespace, name = pool.pool.split("/", 1)
+        if (owner := self._owner(namespace, name)) is None and not is_implicit(name):
+            return  # a pod of a pool that is gone would be nobody's; the store is being told
         pod_id = uuid4()
         spec = AgentPoolSpec.model_validate(pool.spec, by_alias=True, by_name=False)
         try:
-            body = worker_pod(name, namespace, spec, pod_id, self._settings)
+            body = worker_pod(name, namespace, spec, pod_id, self._settings, owner)
         except ReservedName as error:
             self.failed(pool.pool, "PodRefused", str(error))
             return
@@ -148,10 +161,11 @@ class Fleet:
         await self._store.pod_gone(pod_id, "NotStarted")
         self.failed(pool, reason, message)
 
-    def failed(self, pool: str, reason: str, message: str) -> None:
+    def failed(self, pool: str, reason: str, message: str, last_words: Sequence[str] = ()) -> None:
         """A pod of this pool could not be started, or broke before it did anything: the next try comes later each time."""
         trouble = self._failing.setdefault(pool, Trouble())
-        trouble.failed(reason, message, now=self._now())
+        trouble.failed(reason, message, last_words, now=self._now())
+        self._tell(pool)
         log.warning("a pool cannot start pods", pool=pool, reason=reason, detail=message, failures=trouble.failures)
 
     def unplaced(self, pod_id: UUID, pool: str, message: str) -> None:
@@ -159,6 +173,16 @@ class Fleet:
         if pod_id not in self._unplaced:
             log.warning("a pod has no node", pool=pool, pod=str(pod_id), detail=message)
         self._unplaced[pod_id] = (pool, message)
+        self._tell(pool)
+
+    def silent(self, pod_id: UUID, pool: str, message: str) -> None:
+        """Its agent runs and asks for nothing. That is no failure yet, since it may be slow: the pod has its time to start."""
+        log.warning("an agent does not ask for a run", pool=pool, pod=str(pod_id))
+        self._silent[pod_id] = (pool, message)
+        self._tell(pool)
+
+    def _tell(self, pool: str) -> None:
+        self._changed(*pool.split("/", 1))
 
     def placed(self, pod_id: UUID) -> None:
         """Its time to start begins now, if it had to wait for a node."""
@@ -168,6 +192,7 @@ class Fleet:
     def _prove(self, rows: list[PodRow]) -> None:
         """A pool works again when a pod of its has asked for a run. A container that was seen running may crash a moment later."""
         known = {row.pod_id: row for row in rows}
+        self._up = {row.pool for row in rows if row.state in ("idle", "leased")}
         for pod_id in list(self._unproven):
             row = known.get(pod_id)
             if row is not None and row.state in ("idle", "leased"):
@@ -183,11 +208,12 @@ class Fleet:
         self._revisions = revisions
 
     def _forget(self, rows: list[PodRow]) -> None:
-        """What has come up, or is on its way out, waits for no node."""
+        """What has come up, or is on its way out, waits for nothing."""
         starting = {row.pod_id for row in rows if row.state == "starting"}
         for pod_id in (self._unplaced.keys() | self._placed.keys()) - starting:
             self._unplaced.pop(pod_id, None)
             self._placed.pop(pod_id, None)
+        self._silent = {pod_id: told for pod_id, told in self._silent.items() if pod_id in starting}
 
     # ------------------------------------------------------------------------------------------------------------- ending
 
@@ -228,7 +254,7 @@ class Fleet:
         waiting = set(self._unplaced)
         silent = [row for row in late if row.pod_id not in waiting and not await self._has_no_node(row)]
         for row in silent:
-            self.failed(row.pool, "AgentNotReady", f"its agent has not asked for a run within {START_SECONDS:.0f} s")
+            self.failed(row.pool, NOT_READY, f"its agent has not asked for a run within {START_SECONDS:.0f} s")
         # One without a node stays as long as somebody wants it: an autoscaler may be at it.
         wanted = {pool.pool for pool in demand if pool.runnable or (pool.spec.get("capacity") or {}).get("minIdle")}
         retired = silent + [row for row in late if row.pod_id in self._unplaced and row.pool not in wanted]

@@ -262,6 +262,12 @@ class Resources:
     async def drop_pool(self, namespace: str, name: str) -> None:
         async with self._store.connection() as connection:
             await connection.execute("delete from perdure.pools where pool = $1", f"{namespace}/{name}")
+        await self.pool_changed(namespace, name)
+
+    async def pool_changed(self, namespace: str, name: str) -> None:
+        """There is a pool of this name now, or none any more: the resources of runs that are queued for it say so."""
+        async with self._store.connection() as connection:
+            await connection.execute("select perdure.pool_changed($1)", f"{namespace}/{name}")
 
     # ------------------------------------------------------------------------------------------------------- leadership
 

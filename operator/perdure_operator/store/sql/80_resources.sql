@@ -93,10 +93,19 @@ returns table (run_id uuid, uid uuid, name text, generation bigint, read_at time
 $$;
 
 -- `p_at`: when that was read which they say now. One whose run was told another spec since is due still: that may be all that has changed.
+-- So is one whose pool came or went since (pool_changed).
 create or replace function perdure.projected(p_uids uuid[], p_seqs bigint[], p_at timestamptz default null, p_generations bigint[] default null)
 returns void language sql as $$
   update perdure.resources c set projected_seq = greatest(c.projected_seq, u.seq), projected_at = coalesce(p_at, perdure.now())
   from unnest(p_uids, p_seqs, p_generations) u(uid, seq, generation) where c.uid = u.uid and c.generation = coalesce(u.generation, c.generation)
+    and (c.asked_at is null or p_at is null or c.asked_at <= p_at)
+$$;
+
+-- There is a pool of this name now, or none any more: the resources of runs that are queued for it say so.
+create or replace function perdure.pool_changed(p_pool text) returns void language sql as $$
+  update perdure.resources set projected_seq = changed_seq - 1, asked_at = perdure.now()
+  where run_id in (select c.run_id from perdure.runs r join perdure.resources c using (run_id)
+                   where r.pool = p_pool and r.state = 'Pending' order by c.run_id for update of c)
 $$;
 
 -- Why a pool's pods do not start; null: they do. `since` is that of the reason: who waits for a pod says another one then, not at each try.
