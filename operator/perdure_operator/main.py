@@ -16,6 +16,7 @@ import uvloop
 from perdure_operator.config import ConfigError, GatewayConfig, OperatorConfig, required, watch_namespaces
 from perdure_operator.domain.errors import PerdureError, Unavailable
 from perdure_operator.observability.logging import configure
+from perdure_operator.store.errors import Untrusted
 from perdure_operator.store.migrate import SchemaBehind, migrate, require_schema
 
 USAGE = """usage: perdure-operator ROLE
@@ -36,9 +37,14 @@ DATABASE_PATIENCE_SECONDS = 300.0
 """A database that is installed together with Perdure needs its time."""
 
 
+def _comes_up(error: Exception) -> bool:
+    """Whether a database that does not answer may in a moment. A certificate that is wrong stays wrong, and somebody waits to be told."""
+    return isinstance(error, Unavailable) and not isinstance(error, Untrusted)
+
+
 async def _migrate() -> None:
     dsn = required(os.environ, "PERDURE_DSN")
-    async for attempt in stamina.retry_context(Unavailable, attempts=None, timeout=DATABASE_PATIENCE_SECONDS, wait_max=2.0):
+    async for attempt in stamina.retry_context(_comes_up, attempts=None, timeout=DATABASE_PATIENCE_SECONDS, wait_max=2.0):
         with attempt:
             applied = await migrate(dsn)
             sys.stdout.write(f"applied: {', '.join(applied) or 'nothing, the schema is current'}\n")

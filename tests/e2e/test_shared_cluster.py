@@ -13,6 +13,8 @@ from tests.e2e.records import Records
 
 AGENT = ["python", "agents.py"]
 NODE = "node1"
+SOON = 40
+"""Seconds: a busy node takes its time before it looks for an image."""
 # As docs/install.md has it. There is one node, and what serves the tests is on it too.
 DRAIN = ("drain", NODE, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s")
 WORKERS = "--pod-selector=app.kubernetes.io/component=worker"
@@ -92,10 +94,10 @@ def test_a_pool_says_soon_why_its_pods_do_not_start_with_their_last_words(perdur
         *(agent_run(name, name, {}) for name in ("missing", "broken", "mute")),
     )
     perdure.until("a pool that nobody needs is ready", lambda: ready(perdure, place, "idler")[:2] == ("True", "NoPodsWanted"), 15)
-    perdure.until("the image is said to be missing", lambda: ready(perdure, place, "missing")[:2] == ("False", "ErrImageNeverPull"), 15)
-    perdure.until("what the agent said last is told", lambda: "no such model: gpt-0" in ready(perdure, place, "broken")[2], 15)
+    perdure.until("the image is said to be missing", lambda: ready(perdure, place, "missing")[:2] == ("False", "ErrImageNeverPull"), SOON)
+    perdure.until("what the agent said last is told", lambda: "no such model: gpt-0" in ready(perdure, place, "broken")[2], SOON)
     perdure.until("and by its run", lambda: "no such model: gpt-0" in str(perdure.run("broken", place)["status"]["conditions"]), 15)
-    perdure.until("silence is told", lambda: ready(perdure, place, "mute")[:2] == ("False", "AgentNotReady"), 60)
+    perdure.until("silence is told", lambda: ready(perdure, place, "mute")[:2] == ("False", "AgentNotReady"), SOON + 30)
     perdure.until("and by its run", lambda: "has not asked for a run" in str(perdure.run("mute", place)["status"]["conditions"]), 15)
     perdure.cluster.kubectl("delete", "agentruns", "missing", "broken", "mute", "-n", place)
     perdure.cluster.kubectl("delete", "agentpools", "missing", "broken", "mute", "-n", place)
