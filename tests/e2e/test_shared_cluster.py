@@ -116,3 +116,24 @@ def test_helm_waits_for_pools_that_come_up_and_fails_with_runs_that_do_not(perdu
     with pytest.raises(ClusterError):
         install("ill", agent_run("lost", "there-is-none", {}))
     assert stalled(perdure.run("lost", namespace)) == ("True", "PoolNotFound")
+
+
+def test_a_worker_runs_where_a_quota_counts_limits(perdure: Installation, namespace: str) -> None:
+    hard = {"limits.cpu": "2", "limits.memory": "1Gi", "requests.cpu": "1", "requests.memory": "1Gi"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "compute"}, "spec": {"hard": hard}}
+    resources = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "256Mi"}}
+    frugal = pool("frugal", [*AGENT, "worker"], resources=resources)
+    frugal["spec"]["sidecar"] = {"resources": {"limits": {"cpu": "300m"}}}
+    perdure.apply(namespace, quota)
+    perdure.until("the quota counts", lambda: (perdure.get("resourcequotas", "compute", namespace) or {}).get("status", {}).get("used"))
+    perdure.apply(
+        namespace,
+        pool("limited", [*AGENT, "worker"], resources=resources), frugal, pool("boundless", [*AGENT, "worker"]),
+        *(agent_run(name, name, {"seconds": 0.1}) for name in ("limited", "frugal", "boundless")),
+    )  # fmt: skip
+    perdure.until_phase("limited", namespace, "Succeeded", 120)
+    perdure.until_phase("frugal", namespace, "Succeeded", 120)
+    perdure.until("what to do is said", lambda: ready(perdure, namespace, "boundless")[:2] == ("False", "QuotaNeedsResources"))
+    words = "quota compute wants every container to say limits.cpu for: agent; limits.memory for: agent; requests.cpu for: agent"
+    assert ready(perdure, namespace, "boundless")[2].startswith(words)
+    perdure.until("and by the run", lambda: words in str(perdure.run("boundless", namespace)["status"]["conditions"]))

@@ -27,7 +27,7 @@ from perdure_operator.kube.specs.pod import PodSettings, ReservedName, worker_po
 from perdure_operator.observability import metrics
 from perdure_operator.services.capacity import decide, spare
 from perdure_operator.services.polling import Poll
-from perdure_operator.services.trouble import UNSCHEDULABLE, Trouble, tell, without_node
+from perdure_operator.services.trouble import UNSCHEDULABLE, Trouble, quota_in_words, tell, without_node
 from perdure_operator.store.resources import PodRow, Resources
 from perdure_operator.store.store import PoolDemand, Store
 
@@ -146,7 +146,8 @@ class Fleet:
         try:
             made = await self._kube.create(PODS, namespace, body)
         except KubeForbidden as error:
-            await self._refused(pool, pod_id, "QuotaExceeded" if error.quota else "Forbidden", str(error))
+            reason, message = quota_in_words(str(error)) if error.quota else ("Forbidden", str(error))
+            await self._refused(pool, pod_id, reason, message)
         except (KubeInvalid, KubeNotFound) as error:
             await self._refused(pool, pod_id, "PodRefused", str(error))
         except KubeUnavailable as error:
@@ -291,7 +292,9 @@ class Fleet:
 
 def template_revision(spec: dict[str, Any]) -> str:
     """Of a pool, by all that its pods are made of."""
-    return _digest({"template": spec.get("template"), "podReuse": (spec.get("podReuse") or {}).get("mode"), "spool": spec.get("spool")})
+    made_of = {"template": spec.get("template"), "podReuse": (spec.get("podReuse") or {}).get("mode"), "spool": spec.get("spool")}
+    # Pools that say nothing of it keep the revision that they had before it could be said.
+    return _digest(made_of | ({"sidecar": spec["sidecar"]} if spec.get("sidecar") else {}))
 
 
 def _of_the_pool(revision: str) -> str:

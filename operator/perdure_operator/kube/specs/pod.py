@@ -56,7 +56,7 @@ class ReservedName(PerdureError):
 
 
 def _sidecar_resources() -> Mapping[str, Mapping[str, str]]:
-    return {"requests": {"cpu": "10m", "memory": "40Mi"}, "limits": {"memory": "128Mi"}}
+    return {"requests": {"cpu": "10m", "memory": "40Mi"}, "limits": {"cpu": "1", "memory": "128Mi"}}
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def worker_pod(pool: str, namespace: str, spec: AgentPoolSpec, pod_id: UUID, set
         shared["PERDURE_SOCKET"] = f"{_SOCKET_DIR}/agent.sock"
     pod: Json = template.spec.to_json()
     pod["initContainers"] = [
-        _sidecar(settings, shared, spooling=spooling),
+        _sidecar(settings, shared, _resources(spec, settings), spooling=spooling),
         *(_restricted(container) for container in pod.get("initContainers", ())),
     ]
     pod["containers"] = [_restricted(container) for container in pod["containers"]]
@@ -140,7 +140,14 @@ def _scratch(volumes: Sequence[Json], allowed: str | None) -> str:
     return ",".join([*([allowed] if allowed else []), *ours])
 
 
-def _sidecar(settings: PodSettings, shared: Mapping[str, str], *, spooling: bool) -> Json:
+def _resources(spec: AgentPoolSpec, settings: PodSettings) -> Json:
+    """Of the sidecar."""
+    own = spec.sidecar.resources.to_json() if spec.sidecar and spec.sidecar.resources else {}
+    both = {kind: {**settings.sidecar_resources.get(kind, {}), **own.get(kind, {})} for kind in ("requests", "limits")}
+    return {kind: amounts for kind, amounts in both.items() if amounts}
+
+
+def _sidecar(settings: PodSettings, shared: Mapping[str, str], resources: Json, *, spooling: bool) -> Json:
     env = {
         "PERDURE_GATEWAY_URLS": ",".join(settings.gateway_urls),
         "PERDURE_TOKEN_FILE": f"{_TOKEN_DIR}/token",
@@ -165,7 +172,7 @@ def _sidecar(settings: PodSettings, shared: Mapping[str, str], *, spooling: bool
             # Makes it a native sidecar: started before the agent, told to end after it.
             "restartPolicy": "Always",
             "env": _env(env),
-            "resources": {kind: dict(amounts) for kind, amounts in settings.sidecar_resources.items()},
+            "resources": resources,
             "volumeMounts": mounts,
             "securityContext": {"runAsUser": SIDECAR_UID, "runAsGroup": SIDECAR_UID, "readOnlyRootFilesystem": True},
         }
