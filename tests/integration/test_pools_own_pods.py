@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import asyncpg
@@ -106,7 +107,51 @@ async def test_a_pool_that_was_made_anew_while_the_operator_was_away_has_pods_of
         [new] = await site.pods(1)
         assert new["metadata"]["ownerReferences"][0]["uid"] == (await pool_of(site))["metadata"]["uid"]
         assert (await site.lease(new)).run == held.run
-    assert (await counted(site))[0] == 0
+    assert await counted(site) == (0, 0)
+
+
+@pytest.mark.parametrize("drained", [True, False])
+async def test_a_run_that_was_given_back_before_anybody_said_why_is_judged_by_what_the_cluster_says(site: Site, drained: bool) -> None:
+    """The agent hears of a drain when the operator does, and sooner where that is drained as well."""
+    await site.pool()
+    async with site.operating():
+        await site.create("report", retry={"maxLosses": 1})
+        [pod] = await site.pods(1)
+        held = await site.lease(pod)
+        await site.kube.merge_patch(PODS, NS, pod["metadata"]["name"], {"spec": {"nodeName": "n"}})
+        await site.kube.merge_patch(PODS, NS, pod["metadata"]["name"], {"status": {"phase": "Running"}}, subresource="status")
+        assert site.watch is not None
+        site.watch.cut()
+        if drained:
+            site.kube.end(PODS, site.kube.objects[PODS][NS, pod["metadata"]["name"]], grace_seconds=30)
+        # The second in a row, which is one too many.
+        await site.pg.execute("update perdure.runs set losses = 1, loss_seq = worker_seq")
+        await runs.apply(site.store, runs.work(held, "finish", outcome="yielded"))
+        assert await counted(site) == (0, 2)
+        assert await site.pg.fetchval("select state from perdure.runs") == "Suspended"
+
+        async def deleted() -> bool:
+            found = await site.kube.get(PODS, NS, pod["metadata"]["name"])
+            return found is None or "deletionTimestamp" in found["metadata"]
+
+        await site.until(deleted)
+
+        async def judged() -> bool:
+            return not drained and await site.pg.fetchval("select charged_run is null from perdure.pods")
+
+        if not drained:
+            await site.until(judged)
+        with contextlib.suppress(KeyError):
+            site.kube.remove_pod(NS, pod["metadata"]["name"])
+        await site.watch.resume()
+    async with site.operating():  # it finds the pod gone
+        await site.until(lambda: site.pg.fetchval("select not exists (select from perdure.pods where pod_id = $1)", held.fence.holder))
+        if drained:
+            [other] = await site.pods(1)
+            assert (await site.lease(other)).run == held.run
+    assert await counted(site) == ((0, 1) if drained else (0, 2))
+    assert await site.pg.fetchval("select state from perdure.runs") == ("Running" if drained else "Suspended")
+    assert await site.store.verify() == []
 
 
 @pytest.mark.parametrize("proof", ["evicted", "deleted", "by force", "in good order"])

@@ -20,7 +20,7 @@ from perdure_operator.observability import metrics
 from perdure_operator.services.conditions import rfc3339
 from perdure_operator.services.fleet import SLOW_START_SECONDS, Fleet
 from perdure_operator.services.projector import Cache
-from perdure_operator.services.trouble import without_node
+from perdure_operator.services.trouble import is_disrupted, without_node
 from perdure_operator.store.resources import Resources
 from perdure_operator.store.store import Store
 
@@ -162,12 +162,6 @@ def ending_of(pod: Json) -> Ending | None:
     if code == 0 or pod["metadata"].get("deletionTimestamp"):
         return Ending("PodDeleted" if code != 0 else "PodEnded", message, proven, clean=True)
     return Ending("AgentKilled" if (code or 0) > 128 else "AgentExited", message, proven, clean=False, last_words=words)
-
-
-def is_disrupted(pod: Json) -> bool:
-    """Whether the cluster is taking the pod away: a drain, a preemption, a node that is lost."""
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(c["type"] == "DisruptionTarget" and c["status"] == "True" for c in conditions)
 
 
 def _broken(containers: list[Json], code: int | None) -> str:

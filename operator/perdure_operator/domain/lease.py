@@ -21,6 +21,14 @@ _FAILURES = frozenset({"AgentExited", "AgentKilled", "OOMKilled"})
 _ON_PURPOSE = frozenset({"Stopped", "DevStopped", "Evicted", "PodDeleted"})
 
 
+_TAKEN = frozenset({"Evicted", "PodDeleted"})
+
+
+def taken_away(reason: str) -> bool:
+    """Whether somebody else than the pod itself has ended it, by the reason for which it was seen ended."""
+    return reason in _TAKEN
+
+
 def weight(reason: str) -> Weight:
     """By the reason for which a pod was seen ended. Unknown reasons are losses."""
     if reason in _FAILURES:

@@ -27,7 +27,7 @@ from perdure_operator.kube.specs.pod import PodSettings, ReservedName, worker_po
 from perdure_operator.observability import metrics
 from perdure_operator.services.capacity import decide, spare
 from perdure_operator.services.polling import Poll
-from perdure_operator.services.trouble import UNSCHEDULABLE, Trouble, quota_in_words, tell, without_node
+from perdure_operator.services.trouble import UNSCHEDULABLE, Trouble, is_disrupted, quota_in_words, tell, without_node
 from perdure_operator.store.resources import PodRow, Resources
 from perdure_operator.store.store import PoolDemand, Store
 
@@ -285,9 +285,16 @@ class Fleet:
             return  # _give_up finds out whether there is a pod
         namespace, name = row.pool.split("/", 1)
         self._deleted[row.pod_id] = now
+        if row.charged and await self._is_left_alone(namespace, pod_name(name, row.pod_id)):
+            await self._resources.convict(row.pod_id)
         if not await self._kube.delete(PODS, namespace, pod_name(name, row.pod_id), uid=str(row.kube_uid)):
             # Nobody can say how it ended: not proof that what it began is over.
             await self._store.pod_gone(row.pod_id, "PodDeleted", proven=False)
+
+    async def _is_left_alone(self, namespace: str, name: str) -> bool:
+        """Before we delete it ourselves: afterwards nobody can tell whose deletion its agent was told of."""
+        pod = await self._kube.get(PODS, namespace, name)
+        return pod is not None and not pod["metadata"].get("deletionTimestamp") and not is_disrupted(pod)
 
 
 def template_revision(spec: dict[str, Any]) -> str:

@@ -69,6 +69,12 @@ def without_node(pod: dict[str, Any]) -> tuple[datetime, str] | None:
     return None
 
 
+def is_disrupted(pod: dict[str, Any]) -> bool:
+    """Whether the cluster is taking the pod away: a drain, a preemption, a node that is lost."""
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return any(c["type"] == "DisruptionTarget" and c["status"] == "True" for c in conditions)
+
+
 def quota_in_words(refusal: str) -> tuple[str, str]:
     """Reason and message, from what the API server says when a quota does not let a pod in."""
     if found := _UNSPECIFIED.search(refusal):

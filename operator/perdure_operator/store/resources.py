@@ -86,12 +86,15 @@ class Tracked:
 
 @dataclass(frozen=True, slots=True)
 class PodRow:
+    """``charged``: it has given a run back, and it is not known whether somebody has told it to."""
+
     pod_id: UUID
     pool: str
     state: str
     kube_uid: UUID | None
     revision: str
     age_seconds: float
+    charged: bool
 
 
 class Resources:
@@ -246,7 +249,8 @@ class Resources:
     async def pods(self) -> list[PodRow]:
         async with self._store.connection() as connection:
             rows = await connection.fetch(
-                "select pod_id, pool, state, kube_uid, revision, extract(epoch from perdure.now() - since)::float8 as age from perdure.pods"
+                "select pod_id, pool, state, kube_uid, revision, extract(epoch from perdure.now() - since)::float8 as age, "
+                "charged_run is not null as charged from perdure.pods"
             )
         return [PodRow(*row.values()) for row in rows]
 
@@ -258,6 +262,11 @@ class Resources:
                 "select pod_id from perdure.pods where pod_id = any ($1) and state in ('starting', 'idle') order by pod_id for update)",
                 list(pods),
             )
+
+    async def convict(self, pod_id: UUID) -> None:
+        """Nobody has taken it away when it gave its run back: that stays a loss."""
+        async with self._store.connection() as connection:
+            await connection.execute("update perdure.pods set charged_run = null where pod_id = $1", pod_id)
 
     async def drop_pool(self, namespace: str, name: str) -> None:
         async with self._store.connection() as connection:
