@@ -5,6 +5,7 @@ Every variable starts with ``PERDURE_``; a wrong value ends the process with a m
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Mapping
@@ -86,7 +87,7 @@ class GatewayConfig:
 class OperatorConfig:
     """``watch_namespaces`` empty: all of them. ``gateway_ca``: PEM, what sidecars are to trust; None for the authorities of their image.
     ``inline_templates``: namespaces in which a run may bring its own pod template. ``installation``: its name, which no
-    other of the cluster has."""
+    other of the cluster has. ``sidecar_resources``: as a container's; None for those that are built in."""
 
     dsn: str
     name: str
@@ -100,6 +101,7 @@ class OperatorConfig:
     token_audience: str
     metrics_listen: Address | None
     resync_seconds: float
+    sidecar_resources: Mapping[str, Mapping[str, str]] | None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> OperatorConfig:
@@ -119,6 +121,7 @@ class OperatorConfig:
             token_audience=env.get("PERDURE_TOKEN_AUDIENCE") or "perdure-gateway",
             metrics_listen=_address(env, "PERDURE_METRICS_LISTEN"),
             resync_seconds=_number("PERDURE_RESYNC_SECONDS", env.get("PERDURE_RESYNC_SECONDS", "300"), 1, 86_400),
+            sidecar_resources=_resources(env, "PERDURE_SIDECAR_RESOURCES"),
         )
 
 
@@ -153,6 +156,19 @@ def _inline_templates(text: str) -> Literal["all"] | frozenset[str]:
     if text == "all":
         return ALL_NAMESPACES
     return frozenset() if text in ("", "none") else frozenset(_list(text))
+
+
+def _resources(env: Mapping[str, str], name: str) -> Mapping[str, Mapping[str, str]] | None:
+    """Amounts are judged by the apiserver."""
+    if not env.get(name):
+        return None
+    try:
+        found = {kind: {what: str(amount) for what, amount in amounts.items()} for kind, amounts in json.loads(env[name]).items()}
+    except (ValueError, AttributeError):
+        found = {"?": {}}
+    if not found.keys() <= {"requests", "limits"}:
+        raise ConfigError(f"{name}: {env[name]!r} is not the JSON of a container's resources, requests and limits")
+    return found
 
 
 def _list(text: str) -> tuple[str, ...]:

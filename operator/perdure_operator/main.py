@@ -16,6 +16,7 @@ import uvloop
 from perdure_operator.config import ConfigError, GatewayConfig, OperatorConfig, required, watch_namespaces
 from perdure_operator.domain.errors import PerdureError, Unavailable
 from perdure_operator.observability.logging import configure
+from perdure_operator.store.errors import Untrusted
 from perdure_operator.store.migrate import SchemaBehind, migrate, require_schema
 
 USAGE = """usage: perdure-operator ROLE
@@ -25,7 +26,8 @@ roles:
                    PERDURE_AUTH=kubernetes|local, PERDURE_TOKEN_AUDIENCE, PERDURE_TOKEN_SECRET_FILE,
                    PERDURE_TLS_CERT_FILE, PERDURE_TLS_KEY_FILE)
   operator         follows the resources of the cluster (PERDURE_DSN, PERDURE_SIDECAR_IMAGE, PERDURE_GATEWAY_URL, PERDURE_GATEWAY_CA_FILE,
-                   PERDURE_INSTALLATION, PERDURE_WATCH_NAMESPACES, PERDURE_INLINE_TEMPLATES, PERDURE_METRICS_LISTEN, PERDURE_RESYNC_SECONDS)
+                   PERDURE_INSTALLATION, PERDURE_WATCH_NAMESPACES, PERDURE_INLINE_TEMPLATES, PERDURE_METRICS_LISTEN, PERDURE_RESYNC_SECONDS,
+                   PERDURE_SIDECAR_RESOURCES)
   release-finalizers
                    lets go of all AgentRuns and ends worker pods, when the operator is gone for good
                    (PERDURE_INSTALLATION, PERDURE_WATCH_NAMESPACES)
@@ -36,9 +38,14 @@ DATABASE_PATIENCE_SECONDS = 300.0
 """A database that is installed together with Perdure needs its time."""
 
 
+def _comes_up(error: Exception) -> bool:
+    """Whether a database that does not answer may in a moment. A certificate that is wrong stays wrong, and somebody waits to be told."""
+    return isinstance(error, Unavailable) and not isinstance(error, Untrusted)
+
+
 async def _migrate() -> None:
     dsn = required(os.environ, "PERDURE_DSN")
-    async for attempt in stamina.retry_context(Unavailable, attempts=None, timeout=DATABASE_PATIENCE_SECONDS, wait_max=2.0):
+    async for attempt in stamina.retry_context(_comes_up, attempts=None, timeout=DATABASE_PATIENCE_SECONDS, wait_max=2.0):
         with attempt:
             applied = await migrate(dsn)
             sys.stdout.write(f"applied: {', '.join(applied) or 'nothing, the schema is current'}\n")

@@ -7,6 +7,7 @@ import signal
 import ssl
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -70,6 +71,8 @@ async def run_operator(config: OperatorConfig) -> None:
             sidecar_image=config.sidecar_image, gateway_urls=(config.gateway_url,), installation=config.installation,
             gateway_ca=config.gateway_ca or "", sidecar_pull_policy=config.sidecar_pull_policy, token_audience=config.token_audience,
         )  # fmt: skip
+        if config.sidecar_resources is not None:
+            pods = replace(pods, sidecar_resources=config.sidecar_resources)
         settings = OperatorSettings(pods, config.watch_namespaces, config.inline_templates, config.resync_seconds)
         elector = Elector(Resources(store), config.name, lambda term: Operator(store, kube, settings).lead(term))
         if config.metrics_listen:

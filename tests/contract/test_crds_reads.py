@@ -10,6 +10,7 @@ import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.contract.conftest import CRDS
 from tests.contract.objects import Json, Objects
+from tests.unit.kube.pod_fields import TEMPLATE
 from tests.unit.kube.statuses import TIME, longest_status, size
 
 from perdure_operator.kube.api.admission import policies
@@ -212,7 +213,7 @@ def test_a_status_is_applied_and_others_keep_their_conditions(objects: Objects, 
     objects.apply_status("agentruns", "applied", {"conditions": [theirs]}, manager="auditor")
     changed = condition("Succeeded", "True")
     after = objects.apply_status("agentruns", "applied", {"phase": "Succeeded", "conditions": [changed]}, manager="perdure-operator")
-    assert after["status"] == {"phase": "Succeeded", "conditions": [changed, theirs]}
+    assert after["status"] == {"phase": "Succeeded", "conditions": [changed, theirs], "observedGeneration": -1}
     assert after["metadata"]["generation"] == 1
 
 
@@ -220,4 +221,20 @@ def test_the_status_is_not_written_with_the_spec(objects: Objects, made: Any) ->
     made("apart", {"phase": "Running"})
     objects.merge("agentruns", "apart", {"spec": {"priority": 1}, "status": {"phase": "Failed"}})
     after = objects.merge("agentruns", "apart", {"spec": {"priority": 2}, "status": {"attempt": 1}}, subresource="status")
-    assert (after["spec"]["priority"], after["status"], after["metadata"]["generation"]) == (1, {"phase": "Running", "attempt": 1}, 2)
+    assert (after["spec"]["priority"], after["metadata"]["generation"]) == (1, 2)
+    assert after["status"] == {"phase": "Running", "attempt": 1, "observedGeneration": -1}
+
+
+@pytest.mark.parametrize(("plural", "kind"), [("agentruns", "AgentRun"), ("agentpools", "AgentPool"), ("triggers", "Trigger")])
+def test_what_nobody_has_looked_at_says_so(objects: Objects, plural: str, kind: str) -> None:
+    """Tools that wait take a resource whose status says nothing for well."""
+    specs = {"AgentRun": RUN, "AgentPool": {"template": TEMPLATE}, "Trigger": {"source": {"manual": {}}, "runTemplate": {"spec": RUN}}}
+    body = manifest(specs[kind], kind, "unseen")
+    for given in ({}, {"status": {"observedGeneration": 7}}):
+        objects.create(plural, {**body, **given})
+        try:
+            assert objects.get(plural, "unseen")["status"] == {"observedGeneration": -1}
+            seen = objects.merge(plural, "unseen", {"status": {"observedGeneration": 1}}, subresource="status")
+            assert seen["status"] == {"observedGeneration": 1}
+        finally:
+            objects.delete(plural, "unseen")

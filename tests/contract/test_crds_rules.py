@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Any
@@ -18,6 +19,7 @@ from tests.contract.objects import Json, Objects, Refused
 from tests.unit.kube.pod_fields import CONTAINER, REFUSED_VALUES, TEMPLATE, Path, refused_fields, template_with
 
 from perdure_operator.kube.api.crd import DEFINITIONS
+from perdure_operator.kube.api.meta import MAX_ENTRIES
 
 PLURALS = {definition.kind: definition.plural for definition in DEFINITIONS}
 RUN: Json = {"agent": {"poolRef": {"name": "worker"}}}
@@ -217,6 +219,21 @@ def test_a_large_template_costs_the_rules_no_more_than_they_have(objects: Object
 def test_a_finalizer_can_be_removed_from_what_was_there_before_the_policy(objects: Objects) -> None:
     name = OLDER_THAN_THE_POLICY["metadata"]["name"]
     assert objects.merge("agentruns", name, {"metadata": {"finalizers": None}})["metadata"].get("finalizers") is None
+
+
+@pytest.mark.parametrize("field", ["labels", "annotations"])
+@pytest.mark.parametrize("kind", ["AgentRun", "AgentPool", "Trigger"])
+def test_ten_thousand_entries_are_counted_and_refused(objects: Objects, kind: str, field: str) -> None:
+    """They used to be accepted, and each rule that looks at one of them looked at them all."""
+    body = manifest({"AgentRun": RUN, "AgentPool": POOL, "Trigger": TRIGGER}[kind], kind, "crowded")
+    for entries in (10_000, MAX_ENTRIES + 1):
+        began = time.perf_counter()
+        body["metadata"][field] = {f"entry-{n}": "x" for n in range(entries)}
+        with pytest.raises(Refused, match=f"metadata.{field} has more than {MAX_ENTRIES} entries"):
+            objects.create(PLURALS[kind], body, dry_run=True)
+        print(f"{kind}: {entries} {field} refused after {time.perf_counter() - began:.3f} s")
+    body["metadata"][field] = {f"entry-{n}": "x" for n in range(MAX_ENTRIES)}
+    objects.create(PLURALS[kind], body, dry_run=True)
 
 
 # Pools

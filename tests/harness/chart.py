@@ -32,6 +32,17 @@ MATRIX: dict[str, Object] = {
         "tls": {"mode": "Secret", "secret": {"name": "public"}, "caKey": ""},
         "gateway": {"url": "https://perdure.example.com", "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
     },
+    "database-with-certificates": {
+        "postgres": {
+            "dsnSecret": {"name": "cluster-app", "key": "uri"},
+            "caSecret": {"name": "cluster-ca"},
+            "clientSecret": {"name": "perdure-client"},
+        },
+        "extraVolumes": [{"name": "scratch", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+        **{part: {"serviceAccountAnnotations": {"cloud.example/role": part}} for part in ("operator", "gateway", "migrations")},
+        "tls": {"mode": "Secret", "secret": {"name": "public"}, "caKey": ""},
+    },
     "everything": {
         **QUICKSTART,
         "image": {

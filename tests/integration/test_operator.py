@@ -582,7 +582,11 @@ async def test_pools_that_were_deleted_while_the_operator_was_down_go_with_their
     async with site.operating():
         [pod] = await site.pods(1)
         assert pod["metadata"]["name"].startswith("kept-")
-        assert [*await site.store.pools()] == [f"{NS}/kept"]
+
+        async def dropped() -> bool:
+            return [*await site.store.pools()] == [f"{NS}/kept"]
+
+        await site.until(dropped)
         await site.pool("p0", warm)
         await site.pods(2)
 

@@ -336,6 +336,17 @@ class StoreAgainstOracle(RuleBasedStateMachine):
         body = {"outcome": outcome, "error": None if outcome == "succeeded" else {"type": error, "message": "m"}}
         self.do(Control(run.id, "finish", body, self.fence(run, how), self.mint(), BIG, slices=slices(pieces)), direct=direct)
 
+    @options(n=FEW, how=HOW, times=(1, 2, 3), reason=("Evicted", "PodDeleted", "AgentExited", None))
+    def drain(self, n: int, how: str, times: int, reason: str | None) -> None:
+        """A worker gives its run back, and what became of its pod is heard of later."""
+        for _ in range(times):
+            run = self.worker(n)
+            pod, body = run.holder, {"outcome": "yielded", "error": None}
+            self.do(Control(run.id, "finish", body, self.fence(run, how), self.mint()))
+            if pod is not None and reason is not None:
+                self.twin.gone(pod, reason)
+                self.done()
+
     # -------------------------------------------------------------------------------------------------- people and services
 
     @options(n=FEW, name=("go", "go", "stop", "a", "a/b"), id_=("1", "2", "b/c", "c"), direct=DIRECT, big=MAYBE)

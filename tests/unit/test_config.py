@@ -69,8 +69,10 @@ def test_the_operator_s_environment(tmp_path: Path) -> None:
             "PERDURE_INLINE_TEMPLATES": "a,b",
             "PERDURE_METRICS_LISTEN": "0.0.0.0:9090",
             "PERDURE_OPERATOR_NAME": "me",
+            "PERDURE_SIDECAR_RESOURCES": '{"limits": {"cpu": 2, "memory": "1Gi"}}',
         }
     )
+    assert (plain.sidecar_resources, full.sidecar_resources) == (None, {"limits": {"cpu": "2", "memory": "1Gi"}})
     assert (full.watch_namespaces, full.gateway_ca, full.inline_templates) == (("a", "b"), "PEM", frozenset({"a", "b"}))
     assert (full.metrics_listen, full.name) == (Address("0.0.0.0", 9090), "me")
     assert OperatorConfig.from_env({**OPERATOR, "PERDURE_INLINE_TEMPLATES": "all"}).inline_templates == "all"
@@ -84,6 +86,8 @@ def test_the_operator_s_environment(tmp_path: Path) -> None:
         ({"PERDURE_INSTALLATION": ""}, "PERDURE_INSTALLATION"),
         ({"PERDURE_SIDECAR_PULL_POLICY": "always"}, "PERDURE_SIDECAR_PULL_POLICY"),
         ({"PERDURE_RESYNC_SECONDS": "0"}, "PERDURE_RESYNC_SECONDS"),
+        ({"PERDURE_SIDECAR_RESOURCES": "{"}, "PERDURE_SIDECAR_RESOURCES"),
+        ({"PERDURE_SIDECAR_RESOURCES": '{"limit": {"cpu": "1"}}'}, "PERDURE_SIDECAR_RESOURCES"),
     ],
 )
 def test_what_is_wrong_with_an_operator_is_named(env: dict[str, str], named: str) -> None:

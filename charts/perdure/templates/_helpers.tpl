@@ -49,6 +49,60 @@ app.kubernetes.io/component: {{ index . 1 }}
     secretKeyRef:
       name: {{ include "perdure.dsnSecret" . }}
       key: {{ ternary "dsn" .Values.postgres.dsnSecret.key .Values.quickstart.enabled }}
+{{- with .Values.postgres }}
+{{- $mode := .sslMode | default (ternary "verify-full" "" (ne .caSecret.name "")) }}
+{{- if $mode }}
+- name: PGSSLMODE
+  value: {{ $mode }}
+{{- end }}
+{{- if .caSecret.name }}
+- name: PGSSLROOTCERT
+  value: /etc/perdure/postgres-ca/ca.crt
+{{- end }}
+{{- if .clientSecret.name }}
+- name: PGSSLCERT
+  value: /etc/perdure/postgres-client/tls.crt
+- name: PGSSLKEY
+  value: /etc/perdure/postgres-client/tls.key
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What a container that talks to Postgres sees of its pod's volumes. A list, perhaps empty. */}}
+{{- define "perdure.dsnMounts" -}}
+{{- if .Values.postgres.caSecret.name }}
+- { name: postgres-ca, mountPath: /etc/perdure/postgres-ca, readOnly: true }
+{{- end }}
+{{- if .Values.postgres.clientSecret.name }}
+- { name: postgres-client, mountPath: /etc/perdure/postgres-client, readOnly: true }
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "perdure.dsnVolumes" -}}
+{{- with .Values.postgres.caSecret }}
+{{- if .name }}
+- name: postgres-ca
+  secret:
+    secretName: {{ .name }}
+    # The authorities only: the key may lie beside them.
+    items: [{ key: {{ .key | quote }}, path: ca.crt }]
+{{- end }}
+{{- end }}
+{{- with .Values.postgres.clientSecret }}
+{{- if .name }}
+- name: postgres-client
+  secret:
+    secretName: {{ .name }}
+    defaultMode: 0440
+    items: [{ key: {{ .certificateKey | quote }}, path: tls.crt }, { key: {{ .keyKey | quote }}, path: tls.key }]
+{{- end }}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "perdure.tlsSecret" -}}
@@ -118,8 +172,12 @@ priorityClassName: {{ . }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   args: [wait-for-schema]
   env: {{- include "perdure.dsnEnv" . | nindent 4 }}
+  terminationMessagePolicy: FallbackToLogsOnError
   resources: {{- toYaml .Values.migrations.resources | nindent 4 }}
   securityContext: {{- include "perdure.containerSecurity" . | nindent 4 }}
+  {{- with include "perdure.dsnMounts" . | trim }}
+  volumeMounts: {{- . | nindent 4 }}
+  {{- end }}
 {{- end }}
 
 {{- define "perdure.probes" -}}

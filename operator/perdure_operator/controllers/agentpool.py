@@ -15,7 +15,7 @@ from perdure_operator.kube.api.problems import in_words
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec, is_implicit
 from perdure_operator.kube.client import AGENTPOOLS, KubeApi
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound
-from perdure_operator.services.conditions import READY, Verdict, condition
+from perdure_operator.services.conditions import READY, Verdict, condition, condition_of
 from perdure_operator.services.fleet import Fleet, template_revision
 from perdure_operator.services.polling import Poll
 from perdure_operator.services.projector import Cache
@@ -27,6 +27,7 @@ log = structlog.get_logger(__name__)
 Json = dict[str, Any]
 
 STATUS_SECONDS = 10.0
+STARTING_SECONDS = 1.0
 COUNTS = ("idle", "starting", "leased", "runnable")
 
 
@@ -58,14 +59,20 @@ class AgentPools:
         version = (str(resource["metadata"]["uid"]), int(resource["metadata"]["generation"]))  # one that was made anew begins at 1 again
         if self._known.get((namespace, name)) != version:
             await self._store.upsert_pool(namespace, name, spec.to_json(), spec.capacity.max_pods if spec.capacity else None)
+            if version[0] != self._known.get((namespace, name), ("",))[0]:
+                await self._resources.pool_changed(namespace, name)
             self._known[namespace, name] = version
             self._changed(namespace, name)
         pool = f"{namespace}/{name}"
         demand = next(iter(await self._store.pool_demand(pool)), None)
-        trouble = self._fleet.troubles.get(pool)
         known = {"revision": template_revision(spec.to_json()), **_counts(demand)}
-        await self._say(resource, known, Verdict("False", trouble.reason, trouble.message) if trouble else READY)
-        return STATUS_SECONDS
+        trouble = self._fleet.troubles.get(pool)
+        if trouble is not None:
+            ready = Verdict("False", trouble.reason, trouble.in_words()["message"])
+        else:
+            ready = _ready(resource, known, (spec.capacity.min_idle if spec.capacity else None) or 0)
+        await self._say(resource, known, ready)
+        return STARTING_SECONDS if ready.status == "Unknown" else STATUS_SECONDS
 
     async def run(self, seconds: float) -> NoReturn:
         """Until cancelled: finds pools that were deleted while nobody watched."""
@@ -96,6 +103,17 @@ class AgentPools:
             await self._kube.merge_patch(AGENTPOOLS, meta["namespace"], meta["name"], {"status": status}, subresource="status")
         except (KubeNotFound, KubeConflict) as error:
             log.info("a pool's status could not be written", pool=meta["name"], error=str(error))
+
+
+def _ready(resource: Json, known: Json, warm: int) -> Verdict:
+    """Of a pool that nothing is wrong with. Only one that is to have warm pods, and has had none of this template, is not ready yet: what
+    waits for it (Helm, Flux) would otherwise wait for a run that somebody may create next week."""
+    if known["idle"] or known["leased"]:
+        return READY
+    old = resource.get("status") or {}
+    if warm and not (condition_of(resource, "Ready").get("status") == "True" and old.get("revision") == known["revision"]):
+        return Verdict("Unknown", "Starting", f"the first of {warm} warm pods has not come up yet")
+    return Verdict("True", "NoPodsWanted", "pods are started for runs as they come") if not warm else READY
 
 
 def _counts(demand: PoolDemand | None) -> dict[str, int]:

@@ -24,7 +24,7 @@ from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec, AgentRun, AgentRun
 from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, CONFIGMAPS, KubeApi
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound
 from perdure_operator.kube.names import CANCEL_FINALIZER, RUN_ID_LABEL
-from perdure_operator.services.conditions import Verdict, condition, condition_of, rfc3339
+from perdure_operator.services.conditions import STALLED, Verdict, condition, condition_of, rfc3339
 from perdure_operator.services.events import Event, Events, about
 from perdure_operator.services.projector import Cache
 from perdure_operator.services.submission import new_run, pool_name
@@ -41,6 +41,7 @@ AGAIN_SECONDS = 0.5
 BLOCKED_SECONDS = 5.0
 TAKEN_SECONDS = 1.0
 ORPHAN_FINALIZER = "orphan"
+PREDECESSOR_ACTIVE = "PredecessorActive"
 RECORD_MISSING = "the database has no run {run}, so nobody knows what it has done; restore it, or delete this AgentRun and create it anew"
 
 
@@ -116,7 +117,7 @@ class AgentRuns:
                 return AGAIN_SECONDS
             await self._cancel(admitted.run, "its resource was replaced by another of the same name")
             words = f"run {admitted.run}, which had this name or idempotencyKey, is being cancelled; this one begins when it has ended"
-            raise Blocked("PredecessorActive", words, again=AGAIN_SECONDS)
+            raise Blocked(PREDECESSOR_ACTIVE, words, again=AGAIN_SECONDS)
         if admitted.decision == "name-taken":
             words = f"run {admitted.run}, which has no resource, has this name and has not ended; choose another name"
             raise Blocked("NameTaken", words, again=TAKEN_SECONDS)
@@ -270,20 +271,21 @@ class AgentRuns:
         return True
 
     async def _say_blocked(self, resource: Json, blocked: Blocked) -> None:
-        meta, before = resource["metadata"], condition_of(resource, "Succeeded")
+        meta, before = resource["metadata"], condition_of(resource, STALLED)
         if (before.get("reason"), before.get("message")) == (blocked.reason, str(blocked)):
             return
         log.warning(
             "an AgentRun cannot become a run", name=f"{meta['namespace']}/{meta['name']}", reason=blocked.reason, detail=str(blocked)
         )
         status = {"phase": "Pending", "waitReason": blocked.reason}
-        truths = {"Succeeded": "Unknown", "Suspended": "False", "PodScheduled": "False", "Finished": "False"}
+        stalled = "False" if blocked.reason == PREDECESSOR_ACTIVE else "True"
+        truths = {"Succeeded": "Unknown", "Suspended": "False", "PodScheduled": "False", "Finished": "False", STALLED: stalled}
         await self._say(resource, status, truths, Event("Warning", blocked.reason, str(blocked)))
 
     async def _say_cancelled(self, resource: Json, blocked: Blocked) -> None:
         """It has not become a run, and will not."""
         status = {"phase": State.CANCELLED, "waitReason": None, "completionTime": rfc3339(datetime.now(UTC))}
-        truths = {"Succeeded": "False", "Suspended": "False", "PodScheduled": "False", "Finished": "True"}
+        truths = {"Succeeded": "False", "Suspended": "False", "PodScheduled": "False", "Finished": "True", STALLED: "False"}
         words = f"cancelled by spec.desiredState before it began; until then: {blocked.reason}: {blocked}"
         await self._say(resource, status, truths, Event("Warning", State.CANCELLED, words))
 

@@ -78,7 +78,9 @@ class Operator:
         selectors = {PODS: workers(settings.pods.installation)}
         self._informer = informer = watch(WATCHED, settings.namespaces, self._changed, selectors)
         self._projector = Projector(resources, kube, informer)
-        self._fleet = fleet = Fleet(store, resources, kube, settings.pods)
+        self._fleet = fleet = Fleet(
+            store, resources, kube, settings.pods, owner=self._uid_of_pool, changed=partial(self._changed, AGENTPOOLS),
+        )  # fmt: skip
         self._runs = AgentRuns(store, resources, kube, informer, inline=settings.allows_inline, wrote=self._wrote)
         self._pods = WorkerPods(store, resources, kube, informer, fleet, wrote=self._wrote)
         self._pools = AgentPools(
@@ -133,6 +135,10 @@ class Operator:
     def _wrote(self) -> None:
         self._projector.kick()
         self._fleet.kick()
+
+    def _uid_of_pool(self, namespace: str, name: str) -> str | None:
+        meta = (self._informer.get(AGENTPOOLS, namespace, name) or {"metadata": {}})["metadata"]
+        return None if meta.get("deletionTimestamp") else meta.get("uid")
 
     def _pool_changed(self, namespace: str, name: str) -> None:
         """Runs that wait for this pool to exist are looked at again."""

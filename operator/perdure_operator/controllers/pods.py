@@ -17,9 +17,10 @@ import structlog
 from perdure_operator.kube.client import PODS, KubeApi
 from perdure_operator.kube.names import AGENT_CONTAINER, POD_ID_LABEL, POOL_ANNOTATION, SIDECAR_CONTAINER
 from perdure_operator.observability import metrics
+from perdure_operator.services.conditions import rfc3339
 from perdure_operator.services.fleet import SLOW_START_SECONDS, Fleet
 from perdure_operator.services.projector import Cache
-from perdure_operator.services.trouble import without_node
+from perdure_operator.services.trouble import is_disrupted, without_node
 from perdure_operator.store.resources import Resources
 from perdure_operator.store.store import Store
 
@@ -27,7 +28,12 @@ log = structlog.get_logger(__name__)
 
 Json = dict[str, Any]
 
+LAST_WORDS = 20
+"""Lines of what a container has said before it ended that are kept."""
+SILENT_SECONDS = 30.0
+"""An agent that runs for so long and has not asked for a run may never do it: its pool and the runs that wait say so."""
 NOTHING_SERVED = "the agent's container ended with code 0 before it had asked for a run: does its program call serve()?"
+NOTHING_ASKED = "its agent runs and has not asked for a run: does its program call serve(), and does its sidecar reach the gateway?"
 IMAGE_TROUBLES = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
                             "CreateContainerError", "RunContainerError", "CreatePodSandboxError"})  # fmt: skip
 """Reasons of a waiting container that will not start by itself soon."""
@@ -41,6 +47,7 @@ class Ending:
     message: str
     proven: bool
     clean: bool
+    last_words: tuple[str, ...] = ()
 
 
 class WorkerPods:
@@ -51,7 +58,7 @@ class WorkerPods:
         self._wrote = wrote
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
-        """Gives the seconds after which a pod that has no node yet is looked at again. Raises PerdureError: try again."""
+        """Gives the seconds after which a pod that is not at work yet is looked at again. Raises PerdureError: try again."""
         pod = self._cache.get(PODS, namespace, name)
         pod_id = _pod_id(pod)
         if pod is None or pod_id is None:
@@ -74,17 +81,27 @@ class WorkerPods:
             await self._resources.retire([pod_id])
             self._wrote()
         else:
-            return self._placement(pod, pod_id)
+            return await self._placement(pod, pod_id)
         return None
 
-    def _placement(self, pod: Json, pod_id: UUID) -> float | None:
+    async def _placement(self, pod: Json, pod_id: UUID) -> float | None:
         if (waits := without_node(pod)) is None:
             self._fleet.placed(pod_id)
-            return None
+            return await self._silence(pod, pod_id)
         since, message = waits
         if (left := SLOW_START_SECONDS - (datetime.now(UTC) - since).total_seconds()) > 0:
             return left
         self._fleet.unplaced(pod_id, pod["metadata"]["annotations"][POOL_ANNOTATION], message)
+        return None
+
+    async def _silence(self, pod: Json, pod_id: UUID) -> float | None:
+        if (since := _running_since(pod)) is None:
+            return None
+        silent = (datetime.now(UTC) - since).total_seconds()
+        if silent < SILENT_SECONDS:
+            return SILENT_SECONDS - silent
+        if await self._resources.never_asked(pod_id):
+            self._fleet.silent(pod_id, pod["metadata"]["annotations"][POOL_ANNOTATION], f"since {rfc3339(since)} {NOTHING_ASKED}")
         return None
 
     async def deleted(self, last: Json) -> None:
@@ -92,19 +109,23 @@ class WorkerPods:
         pod_id = _pod_id(last)
         if pod_id is None:
             return
-        ending = ending_of(last) or Ending("PodDeleted", "the pod was deleted", proven=False, clean=True)
+        evicted = Ending("Evicted", "the pod was evicted", proven=False, clean=True)
+        deleted = Ending("PodDeleted", "the pod was deleted", proven=False, clean=True)
+        ending = ending_of(last) or (evicted if is_disrupted(last) else deleted)
         await self._ended(last, pod_id, ending)
 
     async def _ended(self, pod: Json, pod_id: UUID, ending: Ending) -> None:
         if ending.reason == "PodEnded" and not pod["metadata"].get("deletionTimestamp") and await self._resources.never_asked(pod_id):
             # It would be replaced for ever, and its pool looked as well as any.
-            ending = replace(ending, reason="AgentExited", message=NOTHING_SERVED, clean=False)
+            ending = replace(ending, reason="AgentExited", message=NOTHING_SERVED, clean=False, last_words=())
         metrics.POD_ENDINGS.labels(ending.reason).inc()
-        lost = await self._store.pod_gone(pod_id, ending.reason, proven=ending.proven)
+        # That its agent ended in good order as well says nothing against a run that it held still.
+        taken = ending.reason == "PodEnded" and pod["metadata"].get("deletionTimestamp")
+        lost = await self._store.pod_gone(pod_id, "PodDeleted" if taken else ending.reason, proven=ending.proven)
         if lost:
             log.warning("a run lost its worker", pod=pod["metadata"]["name"], reason=ending.reason, runs=[str(run) for run in lost])
         if not ending.clean and not lost:
-            self._fleet.failed(pod["metadata"]["annotations"][POOL_ANNOTATION], ending.reason, ending.message)
+            self._fleet.failed(pod["metadata"]["annotations"][POOL_ANNOTATION], ending.reason, ending.message, ending.last_words)
         self._wrote()
 
 
@@ -115,6 +136,13 @@ def _pod_id(pod: Json | None) -> UUID | None:
         return None
 
 
+def _running_since(pod: Json) -> datetime | None:
+    for container in (pod.get("status") or {}).get("containerStatuses") or []:
+        if container["name"] == AGENT_CONTAINER and (started := ((container.get("state") or {}).get("running") or {}).get("startedAt")):
+            return datetime.fromisoformat(started)
+    return None
+
+
 def ending_of(pod: Json) -> Ending | None:
     """How the pod ended, if the kubelet or the cluster says that it has."""
     status = pod.get("status") or {}
@@ -122,18 +150,18 @@ def ending_of(pod: Json) -> Ending | None:
         return None
     containers = [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]
     proven = bool(containers) and all("terminated" in (c.get("state") or {}) for c in containers)
-    disrupted = any(c["type"] == "DisruptionTarget" and c["status"] == "True" for c in status.get("conditions") or [])
     agent: Json = next((c for c in containers if c["name"] == AGENT_CONTAINER), {})
     terminated = (agent.get("state") or {}).get("terminated") or {}
     code = terminated.get("exitCode")
-    message = terminated.get("message") or status.get("message") or _broken(containers, code)
-    if disrupted or status.get("reason") in ("Evicted", "NodeShutdown", "Preempting"):
+    words = tuple((terminated.get("message") or "").strip().splitlines()[-LAST_WORDS:])
+    message = status.get("message") or _broken(containers, code)
+    if is_disrupted(pod) or status.get("reason") in ("Evicted", "NodeShutdown", "Preempting"):
         return Ending("Evicted", status.get("message") or "the pod was evicted", proven, clean=True)
     if terminated.get("reason") == "OOMKilled":
-        return Ending("OOMKilled", "the agent used more memory than its limit", proven, clean=False)
+        return Ending("OOMKilled", "the agent used more memory than its limit", proven, clean=False, last_words=words)
     if code == 0 or pod["metadata"].get("deletionTimestamp"):
         return Ending("PodDeleted" if code != 0 else "PodEnded", message, proven, clean=True)
-    return Ending("AgentKilled" if (code or 0) > 128 else "AgentExited", message, proven, clean=False)
+    return Ending("AgentKilled" if (code or 0) > 128 else "AgentExited", message, proven, clean=False, last_words=words)
 
 
 def _broken(containers: list[Json], code: int | None) -> str:

@@ -18,7 +18,15 @@ class Weight(StrEnum):
 
 
 _FAILURES = frozenset({"AgentExited", "AgentKilled", "OOMKilled"})
-_ON_PURPOSE = frozenset({"Stopped", "DevStopped", "Evicted"})
+_ON_PURPOSE = frozenset({"Stopped", "DevStopped", "Evicted", "PodDeleted"})
+
+
+_TAKEN = frozenset({"Evicted", "PodDeleted"})
+
+
+def taken_away(reason: str) -> bool:
+    """Whether somebody else than the pod itself has ended it, by the reason for which it was seen ended."""
+    return reason in _TAKEN
 
 
 def weight(reason: str) -> Weight:

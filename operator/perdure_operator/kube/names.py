@@ -35,6 +35,9 @@ COMPONENT_LABEL, COMPONENT = "app.kubernetes.io/component", "worker"
 POOL_ANNOTATION = f"{GROUP}/pool"
 """``namespace/name`` in full, which a label value may be too short for."""
 
+EVICTABLE_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+"""Of the cluster autoscaler: names of volumes, with commas between them, that do not keep it from removing a node."""
+
 CANCEL_FINALIZER = f"{GROUP}/cancel"
 FIELD_MANAGER = "perdure-operator"
 TOKEN_AUDIENCE = "perdure-gateway"  # noqa: S105 (a name, no secret)

@@ -21,6 +21,8 @@ class Verdict:
 
 
 READY = Verdict("True", "Ready")
+STALLED = "Stalled"
+"""The condition by which kstatus, and so Helm and Flux, know that nothing goes on before somebody does something."""
 
 
 def condition(kind: str, verdict: Verdict, resource: Json, *, since: datetime | None = None, generation: int | None = None) -> Json:

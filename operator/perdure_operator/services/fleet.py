@@ -12,14 +12,14 @@ import hashlib
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 from uuid import UUID, uuid4
 
 import structlog
 
-from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
+from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec, is_implicit
 from perdure_operator.kube.client import PODS, KubeApi
 from perdure_operator.kube.errors import KubeForbidden, KubeInvalid, KubeNotFound, KubeUnavailable
 from perdure_operator.kube.names import pod_name
@@ -27,7 +27,7 @@ from perdure_operator.kube.specs.pod import PodSettings, ReservedName, worker_po
 from perdure_operator.observability import metrics
 from perdure_operator.services.capacity import decide, spare
 from perdure_operator.services.polling import Poll
-from perdure_operator.services.trouble import UNSCHEDULABLE, Trouble, tell, without_node
+from perdure_operator.services.trouble import UNSCHEDULABLE, Trouble, is_disrupted, quota_in_words, tell, without_node
 from perdure_operator.store.resources import PodRow, Resources
 from perdure_operator.store.store import PoolDemand, Store
 
@@ -40,20 +40,24 @@ SLOW_START_SECONDS = 15.0
 """A pod that has been starting for so long waits for something, and costs the nodes nothing."""
 START_SECONDS = 600.0
 """A pod whose agent has not asked for a run by then will not do it."""
+NOT_READY = "AgentNotReady"
 LOST_SECONDS = 2.0
 """A place without a pod after so long is looked after: the operator crashed, or the answer was lost."""
 DELETE_AGAIN_SECONDS = 30.0
 
 
 class Fleet:
-    """``failed``, ``unplaced`` and ``placed`` are told by the watch."""
+    """``failed``, ``unplaced`` and ``placed`` are told by the watch. ``owner``: the uid of a pool's resource (namespace, name), None where
+    there is none or it is being deleted; ``changed``: a pool has come into trouble, or out of it."""
 
     def __init__(
-        self, store: Store, resources: Resources, kube: KubeApi, settings: PodSettings, *, limit: int = 10_000,
+        self, store: Store, resources: Resources, kube: KubeApi, settings: PodSettings, *,
+        owner: Callable[[str, str], str | None], changed: Callable[[str, str], None], limit: int = 10_000,
         now: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._store, self._resources, self._kube = store, resources, kube
         self._settings, self._limit, self._now = settings, limit, now
+        self._owner, self._changed = owner, changed
         self._made_by = _digest(asdict(settings))
         self._poll = Poll("the fleet could not be looked after", seconds=TICK_SECONDS, outage=OUTAGE_SECONDS)
         self.kick = self._poll.kick
@@ -64,6 +68,8 @@ class Fleet:
         self._digests: dict[str, tuple[dict[str, Any], str]] = {}
         self._failing: dict[str, Trouble] = {}
         self._unplaced: dict[UUID, tuple[str, str]] = {}
+        self._silent: dict[UUID, tuple[str, str]] = {}
+        self._up: set[str] = set()
         self._placed: dict[UUID, float] = {}
 
     @property
@@ -71,7 +77,9 @@ class Fleet:
         """Pools that cannot start pods, by ``namespace/name``. That there is no node now comes before what an earlier pod failed of."""
         # The pod that has waited longest speaks for its pool: not another one at each look.
         waiting = {pool: Trouble(reason=UNSCHEDULABLE, message=message) for pool, message in reversed(self._unplaced.values())}
-        return self._failing | waiting
+        # One pod that is slow says nothing of a pool whose others work.
+        silent = {pool: Trouble(reason=NOT_READY, message=message) for pool, message in self._silent.values() if pool not in self._up}
+        return silent | self._failing | waiting
 
     async def run(self, term: int) -> NoReturn:
         await self._poll.run(lambda: self.tick(term))
@@ -80,9 +88,13 @@ class Fleet:
         demand = await self._store.pool_demand(most=self._limit)
         revisions = {pool.pool: self._revision(pool) for pool in demand}
         rows = await self._resources.pods(revisions, besides=self._unproven)
+        before = self.troubles.keys()
+        self._up = {pool.pool for pool in demand if pool.idle or pool.leased}
         self._prove(rows)
         self._forgive(revisions)
         self._forget(rows)
+        for pool in before - self.troubles.keys():
+            self._tell(pool)
         await tell(self._store, demand, self.troubles)
         await self._retire_outdated(revisions, rows, demand)
         await self._give_up(rows)
@@ -119,10 +131,12 @@ class Fleet:
 
     async def _start(self, pool: PoolDemand, term: int) -> None:
         namespace, name = pool.pool.split("/", 1)
+        if (owner := self._owner(namespace, name)) is None and not is_implicit(name):
+            return  # a pod of a pool that is gone would be nobody's; the store is being told
         pod_id = uuid4()
         spec = AgentPoolSpec.model_validate(pool.spec, by_alias=True, by_name=False)
         try:
-            body = worker_pod(name, namespace, spec, pod_id, self._settings)
+            body = worker_pod(name, namespace, spec, pod_id, self._settings, owner)
         except ReservedName as error:
             self.failed(pool.pool, "PodRefused", str(error))
             return
@@ -139,7 +153,8 @@ class Fleet:
         try:
             made = await self._kube.create(PODS, namespace, body)
         except KubeForbidden as error:
-            await self._refused(pool, pod_id, "QuotaExceeded" if error.quota else "Forbidden", str(error))
+            reason, message = quota_in_words(str(error)) if error.quota else ("Forbidden", str(error))
+            await self._refused(pool, pod_id, reason, message)
         except (KubeInvalid, KubeNotFound) as error:
             await self._refused(pool, pod_id, "PodRefused", str(error))
         except KubeUnavailable as error:
@@ -154,10 +169,11 @@ class Fleet:
         await self._store.pod_gone(pod_id, "NotStarted")
         self.failed(pool, reason, message)
 
-    def failed(self, pool: str, reason: str, message: str) -> None:
+    def failed(self, pool: str, reason: str, message: str, last_words: Sequence[str] = ()) -> None:
         """A pod of this pool could not be started, or broke before it did anything: the next try comes later each time."""
         trouble = self._failing.setdefault(pool, Trouble())
-        trouble.failed(reason, message, now=self._now())
+        trouble.failed(reason, message, last_words, now=self._now())
+        self._tell(pool)
         log.warning("a pool cannot start pods", pool=pool, reason=reason, detail=message, failures=trouble.failures)
 
     def unplaced(self, pod_id: UUID, pool: str, message: str) -> None:
@@ -165,6 +181,16 @@ class Fleet:
         if pod_id not in self._unplaced:
             log.warning("a pod has no node", pool=pool, pod=str(pod_id), detail=message)
         self._unplaced[pod_id] = (pool, message)
+        self._tell(pool)
+
+    def silent(self, pod_id: UUID, pool: str, message: str) -> None:
+        """Its agent runs and asks for nothing. That is no failure yet, since it may be slow: the pod has its time to start."""
+        log.warning("an agent does not ask for a run", pool=pool, pod=str(pod_id))
+        self._silent[pod_id] = (pool, message)
+        self._tell(pool)
+
+    def _tell(self, pool: str) -> None:
+        self._changed(*pool.split("/", 1))
 
     def placed(self, pod_id: UUID) -> None:
         """Its time to start begins now, if it had to wait for a node."""
@@ -190,11 +216,12 @@ class Fleet:
         self._digests = {pool: self._digests[pool] for pool in revisions}
 
     def _forget(self, rows: list[PodRow]) -> None:
-        """What has come up, or is on its way out, waits for no node."""
+        """What has come up, or is on its way out, waits for nothing."""
         starting = {row.pod_id for row in rows if row.state == "starting"}
         for pod_id in (self._unplaced.keys() | self._placed.keys()) - starting:
             self._unplaced.pop(pod_id, None)
             self._placed.pop(pod_id, None)
+        self._silent = {pod_id: told for pod_id, told in self._silent.items() if pod_id in starting}
 
     # ------------------------------------------------------------------------------------------------------------- ending
 
@@ -235,7 +262,7 @@ class Fleet:
         waiting = set(self._unplaced)
         silent = [row for row in late if row.pod_id not in waiting and not await self._has_no_node(row)]
         for row in silent:
-            self.failed(row.pool, "AgentNotReady", f"its agent has not asked for a run within {START_SECONDS:.0f} s")
+            self.failed(row.pool, NOT_READY, f"its agent has not asked for a run within {START_SECONDS:.0f} s")
         # One without a node stays as long as somebody wants it: an autoscaler may be at it.
         wanted = {pool.pool for pool in demand if pool.runnable or (pool.spec.get("capacity") or {}).get("minIdle")}
         retired = silent + [row for row in late if row.pod_id in self._unplaced and row.pool not in wanted]
@@ -265,14 +292,23 @@ class Fleet:
             return  # _give_up finds out whether there is a pod
         namespace, name = row.pool.split("/", 1)
         self._deleted[row.pod_id] = now
+        if row.charged and await self._is_left_alone(namespace, pod_name(name, row.pod_id)):
+            await self._resources.convict(row.pod_id)
         if not await self._kube.delete(PODS, namespace, pod_name(name, row.pod_id), uid=str(row.kube_uid)):
             # Nobody can say how it ended: not proof that what it began is over.
             await self._store.pod_gone(row.pod_id, "PodDeleted", proven=False)
 
+    async def _is_left_alone(self, namespace: str, name: str) -> bool:
+        """Before we delete it ourselves: afterwards nobody can tell whose deletion its agent was told of."""
+        pod = await self._kube.get(PODS, namespace, name)
+        return pod is not None and not pod["metadata"].get("deletionTimestamp") and not is_disrupted(pod)
+
 
 def template_revision(spec: dict[str, Any]) -> str:
     """Of a pool, by all that its pods are made of."""
-    return _digest({"template": spec.get("template"), "podReuse": (spec.get("podReuse") or {}).get("mode"), "spool": spec.get("spool")})
+    made_of = {"template": spec.get("template"), "podReuse": (spec.get("podReuse") or {}).get("mode"), "spool": spec.get("spool")}
+    # Pools that say nothing of it keep the revision that they had before it could be said.
+    return _digest(made_of | ({"sidecar": spec["sidecar"]} if spec.get("sidecar") else {}))
 
 
 def _of_the_pool(revision: str) -> str:

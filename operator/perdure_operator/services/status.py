@@ -12,7 +12,7 @@ from msgspec.json import decode
 from perdure_operator.domain.run import TERMINAL
 from perdure_operator.kube.api.status import fitted
 from perdure_operator.kube.names import pod_name
-from perdure_operator.services.conditions import Verdict, condition, rfc3339
+from perdure_operator.services.conditions import STALLED, Verdict, condition, rfc3339
 from perdure_operator.services.events import Event
 from perdure_operator.services.why import POOL_NOT_FOUND, in_words, pool_fails, trouble_of_pool
 from perdure_operator.store.payload import in_place
@@ -68,6 +68,7 @@ def _conditions(row: Row, generation: int, resource: Json) -> list[Json]:
         "Suspended": ("True" if state == "Suspended" else "False", reason if state == "Suspended" else state),
         "PodScheduled": ("True" if state == "Running" else "False", reason if state in ("Pending", "Suspended") else state),
         "Finished": ("True" if finished else "False", state),
+        STALLED: ("True" if state == "Failed" or (state == "Pending" and reason == POOL_NOT_FOUND) else "False", reason),
     }
     return [
         condition(kind, Verdict(truth, _identifier(why), message), resource, since=row["state_since"], generation=generation)

@@ -5,15 +5,19 @@ The fleet keeps it, and writes it to the store when it changes: a run that waits
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
+from perdure_operator.kube.names import SIDECAR_CONTAINER
 from perdure_operator.store.store import PoolDemand
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 MAX_MESSAGE = 1000
+_UNSPECIFIED = re.compile(r"failed quota: (?P<quota>[^:]+): must specify (?P<wanted>.+)")
+_EXCEEDED = re.compile(r"exceeded quota: ")
 UNSCHEDULABLE = "Unschedulable"
 """The reason of a trouble that is no failure: pods wait for a node. Nothing is tried again, so there is no next try."""
 
@@ -63,6 +67,23 @@ def without_node(pod: dict[str, Any]) -> tuple[datetime, str] | None:
             since = said.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"]
             return datetime.fromisoformat(since), said.get("message") or "no node has room for it"
     return None
+
+
+def is_disrupted(pod: dict[str, Any]) -> bool:
+    """Whether the cluster is taking the pod away: a drain, a preemption, a node that is lost."""
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return any(c["type"] == "DisruptionTarget" and c["status"] == "True" for c in conditions)
+
+
+def quota_in_words(refusal: str) -> tuple[str, str]:
+    """Reason and message, from what the API server says when a quota does not let a pod in."""
+    if found := _UNSPECIFIED.search(refusal):
+        wanted = found["wanted"].strip()
+        return "QuotaNeedsResources", (
+            f"quota {found['quota']} wants every container to say {wanted}: set resources in the pool's template, "
+            f"and those of {SIDECAR_CONTAINER} in spec.sidecar.resources"
+        )
+    return "QuotaExceeded", refusal[found.start() :] if (found := _EXCEEDED.search(refusal)) else refusal
 
 
 async def tell(store: Told, demand: Iterable[PoolDemand], troubles: dict[str, Trouble]) -> None:

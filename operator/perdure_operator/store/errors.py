@@ -7,6 +7,7 @@ id again.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,6 +30,15 @@ _LOST = (
 )
 
 
+_UNTRUSTED = (ssl.SSLCertVerificationError, asyncpg.ClientConfigurationError)
+
+
+class Untrusted(Unavailable):
+    """The database cannot be told from an impostor: its certificate, or what it would have to be compared with, is not right."""
+
+    action = "Check sslmode and host of the DSN, and the authorities in PGSSLROOTCERT (of the chart: postgres.caSecret)."
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Raises Busy, Unavailable or StoreError in place of driver errors."""
@@ -36,6 +46,8 @@ def translated() -> Iterator[None]:
         yield
     except asyncpg.PostgresError as error:
         raise _translate(error) from error
+    except _UNTRUSTED as error:
+        raise Untrusted(f"no connection to the database can be made safe: {error}. {Untrusted.action}") from error
     except _LOST as error:
         raise Unavailable(f"the database did not answer: {str(error) or type(error).__name__}") from error
 

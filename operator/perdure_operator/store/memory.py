@@ -15,7 +15,7 @@ from uuid import UUID
 
 from perdure_operator.domain import errors
 from perdure_operator.domain.errors import PerdureError
-from perdure_operator.domain.lease import Weight, weight
+from perdure_operator.domain.lease import Weight, taken_away, weight
 from perdure_operator.domain.run import Effect, Event, State
 from perdure_operator.domain.transitions import transition
 from perdure_operator.store.memory_ledger import LedgerRules
@@ -399,7 +399,10 @@ class Oracle(LedgerRules):
             case "failed":
                 self._end(run, Event.FAIL, error or "Failed", error=error or None)
             case "yielded":
-                self._lost(run, "Terminated", counts=not self._taken_away(run))
+                pod, counts = self.pods.get(run.holder) if run.holder else None, not self._taken_away(run)
+                self._lost(run, "Terminated", counts=counts)
+                if pod is not None and counts:
+                    pod.charged = run.id
             case "retry" if error == "AgentDisconnected" and self._taken_away(run):
                 self._lost(run, "Terminated", counts=False)
             case "retry" | "stalled" as outcome:
@@ -436,6 +439,20 @@ class Oracle(LedgerRules):
                 self._lost(run, op.body["reason"], counts=counts != Weight.NONE)
         self._settle(run)
         return {"expired": True}
+
+    def _acquit(self, run: Run, op: Control) -> Answer:
+        pod = self.pods.get(UUID(op.body["pod"]))
+        if pod is None or pod.charged != run.id:
+            return {"acquitted": False}
+        pod.charged = None
+        if run.state.terminal:
+            return {"acquitted": False}
+        run.losses = max(0, run.losses - 1)
+        if run.state is State.SUSPENDED and run.paused and run.reason == "LossesExhausted":
+            run.paused = False
+            run.record("run.resume_requested")
+        self._settle(run)
+        return {"acquitted": True}
 
     def _lost(self, run: Run, reason: str, *, counts: bool) -> None:
         """L5: only losses without progress in between add up, and too many park the run for a person."""
@@ -525,7 +542,7 @@ class Oracle(LedgerRules):
         return min(heads.values(), key=urgency, default=None)
 
     def _lease(self, run: Run, pod: UUID) -> None:
-        self.pods[pod].state, self.pods[pod].run = "leased", run.id
+        self.pods[pod].state, self.pods[pod].run, self.pods[pod].charged = "leased", run.id, None
         self._move(run, Event.LEASE, "Leased", pod=pod)
 
     def _idle(self, pods: Iterable[UUID], pool: str, gateway: str) -> list[UUID]:
@@ -584,6 +601,8 @@ class Oracle(LedgerRules):
     def gone(self, pod: UUID, reason: str) -> list[UUID]:
         """The pod was seen terminated. Gives the run that lost it."""
         lost = [run for run in self.runs.values() if run.holder == pod]
+        if taken_away(reason) and pod in self.pods and (charged := self.pods[pod].charged) is not None:
+            self.control(Control(charged, "acquit", {"pod": str(pod)}))
         self.pods.pop(pod, None)
         self.terminated.add(pod)
         for run in lost:

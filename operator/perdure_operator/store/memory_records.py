@@ -93,6 +93,7 @@ class Pod:
     reuse: bool = False
     gateway: str = ""
     run: UUID | None = None
+    charged: UUID | None = None
 
 
 @dataclass

@@ -87,12 +87,15 @@ class Tracked:
 
 @dataclass(frozen=True, slots=True)
 class PodRow:
+    """``charged``: it has given a run back, and it is not known whether somebody has told it to."""
+
     pod_id: UUID
     pool: str
     state: str
     kube_uid: UUID | None
     revision: str
     age_seconds: float
+    charged: bool
 
 
 class Resources:
@@ -250,7 +253,7 @@ class Resources:
         async with self._store.connection() as connection:
             rows = await connection.fetch(
                 "select p.pod_id, p.pool, p.state, p.kube_uid, p.revision, "
-                "extract(epoch from (select perdure.now()) - p.since)::float8 as age "
+                "extract(epoch from (select perdure.now()) - p.since)::float8 as age, p.charged_run is not null as charged "
                 "from perdure.pods p left join unnest($1::text[], $2::text[]) r(pool, revision) using (pool) "
                 "where p.state in ('starting', 'retiring') or p.kube_uid is null "
                 "or p.state = 'idle' and p.revision is distinct from r.revision or p.pod_id = any ($3)",
@@ -266,9 +269,20 @@ class Resources:
             for pod in pods:
                 await connection.execute("select perdure.retire_pod($1)", pod)
 
+    async def convict(self, pod_id: UUID) -> None:
+        """Nobody has taken it away when it gave its run back: that stays a loss."""
+        async with self._store.connection() as connection:
+            await connection.execute("update perdure.pods set charged_run = null where pod_id = $1", pod_id)
+
     async def drop_pool(self, namespace: str, name: str) -> None:
         async with self._store.connection() as connection:
             await connection.execute("delete from perdure.pools where pool = $1", f"{namespace}/{name}")
+        await self.pool_changed(namespace, name)
+
+    async def pool_changed(self, namespace: str, name: str) -> None:
+        """There is a pool of this name now, or none any more: the resources of runs that are queued for it say so."""
+        async with self._store.connection() as connection:
+            await connection.execute("select perdure.pool_changed($1)", f"{namespace}/{name}")
 
     # ------------------------------------------------------------------------------------------------------- leadership
 

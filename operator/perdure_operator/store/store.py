@@ -17,7 +17,7 @@ import asyncpg
 import msgspec
 import stamina
 
-from perdure_operator.domain.lease import weight
+from perdure_operator.domain.lease import taken_away, weight
 from perdure_operator.store import batch, reads, verify
 from perdure_operator.store.context import Context, JournalRow, journaled, load
 from perdure_operator.store.errors import translated
@@ -306,6 +306,12 @@ class Store:
         """The pod is gone: its row goes and its lease ends at once. Gives the runs that lost their worker. ``proven``: its containers were
         seen terminated, so nothing that it began can still happen."""
         async with self.connection() as connection:
+            if taken_away(reason) and (
+                charged := await connection.fetchval(
+                    "select charged_run from perdure.pods where pod_id = $1 and charged_run is not null", pod
+                )
+            ):
+                await batch.control(connection, [Control(charged, "acquit", {"pod": str(pod)})], wait=True)
             rows = await connection.fetch("select * from perdure.pod_gone($1, $2)", pod, proven)
             if rows:
                 body = {"reason": reason, "weight": weight(reason)}

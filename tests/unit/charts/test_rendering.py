@@ -70,6 +70,7 @@ def test_what_is_mounted_and_referred_to_exists(rendered: Rendered) -> None:
     """Accounts and Secrets of pods are rendered too, unless values name them."""
     accounts = {each["metadata"]["name"] for each in rendered.of("ServiceAccount")}
     secrets = {each["metadata"]["name"] for each in rendered.of("Secret")} | {"database", "public", "pull"}
+    secrets |= {"cluster-app", "cluster-ca", "perdure-client"}
     secrets |= {each["spec"]["secretName"] for each in rendered.of("Certificate")}
     for where, pod in rendered.pods():
         spec = pod["spec"]

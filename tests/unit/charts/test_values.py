@@ -82,6 +82,8 @@ def test_every_value_has_a_comment() -> None:
     [
         ({}, "Perdure needs Postgres"),
         ({**QUICKSTART, **OWN_POSTGRES}, "exclude each other"),
+        ({**QUICKSTART, "postgres": {"caSecret": {"name": "ca"}}}, "speaks plain text"),
+        ({**OWN_POSTGRES, "postgres": {"dsnSecret": {"name": "d"}, "sslMode": "verify"}}, "at '/postgres/sslMode'"),
         ({**QUICKSTART, "tls": {"mode": "Secret"}}, "set tls.secret.name"),
         ({**QUICKSTART, "tls": {"mode": "CertManager"}}, "issuerRef.name"),
         ({**QUICKSTART, "tls": {"caKey": ""}}, "set tls.caKey"),

@@ -10,8 +10,9 @@ import pytest
 
 from perdure_operator.kube.api.podtemplate import Container, EmptyDir, PodSpec, PodTemplate, TemplateMetadata, Volume, VolumeMount
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
-from perdure_operator.kube.names import label_value
+from perdure_operator.kube.names import EVICTABLE_VOLUMES, label_value
 from perdure_operator.kube.specs.pod import PodSettings, ReservedName, worker_pod
+from perdure_operator.services.fleet import template_revision
 
 POD_ID = UUID("0190f3a2-1111-7222-8333-444455556666")
 SETTINGS = PodSettings("sidecar:1", ["https://perdure-gateway.perdure.svc"], "perdure-system.perdure", gateway_ca="PEM")
@@ -60,7 +61,7 @@ def test_a_pod_is_made_of_nothing_of_its_pool_that_its_revision_leaves_out() -> 
     """Fleet names them: what is read here beside them would have pods of before stay."""
     spec = AgentPoolSpec.model_validate(template() | {"podReuse": {"mode": "ForkPerRun"}, "spool": "Disk"})
     assert spec.pod_reuse is not None
-    read = SimpleNamespace(template=spec.template, pod_reuse=SimpleNamespace(mode=spec.pod_reuse.mode), spool=spec.spool)
+    read = SimpleNamespace(template=spec.template, pod_reuse=SimpleNamespace(mode=spec.pod_reuse.mode), spool=spec.spool, sidecar=None)
     assert worker_pod("p", "team-a", cast(AgentPoolSpec, read), POD_ID, SETTINGS) == worker_pod("p", "team-a", spec, POD_ID, SETTINGS)
 
 
@@ -87,6 +88,37 @@ def test_a_spool_is_a_folder_of_the_sidecar() -> None:
     assert {"name": "perdure-spool", "emptyDir": {}} in pod["volumes"]
     assert env(pod["initContainers"][0])["PERDURE_SPOOL_DIR"] == "/var/lib/perdure/spool"
     assert "volumeMounts" not in pod["containers"][0]
+
+
+def test_the_resources_of_the_sidecar_are_the_installations_entry_by_entry() -> None:
+    """With a CPU limit: where a quota counts those, a container without one is refused."""
+    built_in = {"requests": {"cpu": "10m", "memory": "40Mi"}, "limits": {"cpu": "1", "memory": "128Mi"}}
+    assert build(template())["spec"]["initContainers"][0]["resources"] == built_in
+    more = template() | {"sidecar": {"resources": {"limits": {"cpu": "200m"}, "requests": {"ephemeral-storage": "1Mi"}}}}
+    assert build(more)["spec"]["initContainers"][0]["resources"] == {
+        "requests": {"cpu": "10m", "memory": "40Mi", "ephemeral-storage": "1Mi"}, "limits": {"cpu": "200m", "memory": "128Mi"},
+    }  # fmt: skip
+
+
+def test_a_changed_sidecar_is_another_revision_and_none_is_the_one_of_before() -> None:
+    spec = template()
+    assert template_revision(spec | {"sidecar": {"resources": {"limits": {"cpu": "2"}}}}) != template_revision(spec)
+    assert template_revision(spec | {"sidecar": None}) == template_revision(spec)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "expected"),
+    [
+        (template(), None),
+        (template(volumes=[{"name": "data", "emptyDir": {}}, {"name": "c", "configMap": {"name": "c"}}]), "data"),
+        (template() | {"podReuse": {"mode": "ForkPerRun"}, "spool": "Disk"}, "perdure-socket,perdure-spool"),
+        (template(metadata={"annotations": {EVICTABLE_VOLUMES: "a"}}, volumes=[{"name": n, "emptyDir": {}} for n in "ab"]), "a"),
+        (template(metadata={"annotations": {EVICTABLE_VOLUMES: "a"}}) | {"spool": "Disk"}, "a,perdure-spool"),
+        (template(metadata={"annotations": {EVICTABLE_VOLUMES: ""}}, volumes=[{"name": "a", "emptyDir": {}}]), ""),
+    ],
+)
+def test_the_autoscaler_knows_which_volumes_may_go(manifest: dict[str, Any], expected: str | None) -> None:
+    assert build(manifest)["metadata"]["annotations"].get(EVICTABLE_VOLUMES) == expected
 
 
 def test_names_labels_and_annotations() -> None:

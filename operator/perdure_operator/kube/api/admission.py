@@ -1,12 +1,15 @@
 """What the API server must know, and a schema cannot tell it: admission policies next to the definitions.
 
+One refuses more labels or annotations than anybody reads: a schema has no say about metadata. It looks at their number only, so the largest
+map costs it what the smallest does.
+
 One refuses inputs. The input is any JSON, so its schema has no type, and rules in a schema do not see such a field. A policy does. It
 measures the input as CEL prints it, without the spaces: a fraction always has six digits there, so a long list of short ones is refused a
 little early. Whatever gets past it, the models refuse exactly, and the run's status says so.
 
 An update is judged by what it changes: a finalizer can always be removed, whatever older versions have let in.
 
-The other refuses nothing, and warns of fields that are not in force yet.
+The last refuses nothing, and warns of fields that are not in force yet.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from perdure_operator.kube.api import unenforced
 from perdure_operator.kube.api.agentpool import AgentPoolSpec
 from perdure_operator.kube.api.agentrun import MAX_INPUT_BYTES, AgentRunSpec
 from perdure_operator.kube.api.base import Model
+from perdure_operator.kube.api.meta import MAX_ENTRIES
 from perdure_operator.kube.names import GROUP, VERSION
 
 # dyn: without it the policy's status complains that the one kind lacks the other's fields.
@@ -27,6 +31,7 @@ _VARIABLES = {
     "given": "has(variables.spec.input)",
     "same": "has(variables.before.input) == variables.given && (!variables.given || variables.before.input == variables.spec.input)",
 }
+_MAPS = ("labels", "annotations")
 _VALIDATIONS = {
     "request.operation == 'CREATE' || request.resource.resource != 'agentruns' || variables.same": (
         "spec.input cannot change after the run was created; create another run"
@@ -43,14 +48,29 @@ _VALIDATIONS = {
 def policies() -> list[dict[str, Any]]:
     """The ValidatingAdmissionPolicies, and the bindings that make them hold."""
     refused = [{"expression": expression, "message": message} for expression, message in _VALIDATIONS.items()]
+    bounded = [
+        {
+            "expression": f"variables.{field} <= {MAX_ENTRIES} || variables.{field} <= variables.{field}Before",
+            "message": f"metadata.{field} has more than {MAX_ENTRIES} entries",
+        }
+        for field in _MAPS
+    ]
     warned = {
         "expression": "variables.unenforced.size() == 0",
         "messageExpression": f"variables.unenforced.join(', ') + ': {unenforced.WARNING}'",
     }
     return [
+        *_policy(f"metadata.{GROUP}", "Deny", ["agentruns", "triggers", "agentpools"], _counted(), bounded),
         *_policy(f"inputs.{GROUP}", "Deny", ["agentruns", "triggers"], _VARIABLES, refused),
         *_policy(f"unenforced.{GROUP}", "Warn", ["agentruns", "triggers", "agentpools"], _warned_of(), [warned]),
     ]
+
+
+def _counted() -> dict[str, str]:
+    count = "has({0}.metadata.{1}) ? size({0}.metadata.{1}) : 0"
+    return {field: count.format("object", field) for field in _MAPS} | {
+        f"{field}Before": f"oldObject == null ? 0 : ({count.format('oldObject', field)})" for field in _MAPS
+    }
 
 
 def _warned_of() -> dict[str, str]:

@@ -9,7 +9,7 @@ from pydantic import Field
 from perdure_operator.kube.api.agentrun import Budgets, Escalation, Retry
 from perdure_operator.kube.api.base import Distinct, DnsLabel, Model, PositiveSeconds, Rule, Seconds, Short
 from perdure_operator.kube.api.meta import ObjectMeta
-from perdure_operator.kube.api.podtemplate import PodTemplate
+from perdure_operator.kube.api.podtemplate import PodTemplate, ResourceRequirements
 from perdure_operator.kube.api.status import AgentPoolStatus
 
 
@@ -46,6 +46,13 @@ class PodReuse(Model):
     """Leases after which a pod is retired; left out, no limit."""
     max_age_seconds: PositiveSeconds | None = None
     """Age at which a pod is retired, once it is idle; left out, no limit."""
+
+
+class Sidecar(Model):
+    """The container that Perdure adds to each pod."""
+
+    resources: ResourceRequirements | None = None
+    """What it needs, and how much it may use; stands above what the installation says, entry by entry."""
 
 
 class RunDefaults(Model):
@@ -94,6 +101,7 @@ class AgentPoolSpec(Model):
     capacity: Capacity | None = None
     pod_reuse: PodReuse | None = None
     """Whether a pod executes one run only. Default: mode Never, a fresh pod for each lease."""
+    sidecar: Sidecar | None = None
     run_defaults: RunDefaults | None = None
     run_limits: RunLimits | None = None
     tools: Annotated[list[Tool], Field(max_length=500), Distinct(("name",))] | None = None

@@ -17,6 +17,8 @@ from perdure_operator.kube.api.trigger import MAX_NAME, Trigger
 from perdure_operator.kube.names import GROUP, VERSION
 
 CATEGORY = "perdure"
+UNSEEN = -1
+"""The generation that the status of a new resource is about: none."""
 WIDE = 1
 """The priority of a column that only ``-o wide`` shows."""
 
@@ -86,6 +88,8 @@ class Definition:
             "kind": {"type": "string", "description": self.kind},
             "metadata": {"type": "object"},
         }
+        # Tools that wait for resources take one that says nothing for well, although nobody has looked at it yet.
+        schema["properties"]["status"]["default"] = {"observedGeneration": UNSEEN}
         return schema | ({RULES: list(self.rules)} if self.rules else {})
 
 

@@ -6,9 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from perdure_operator.kube.api.base import Annotations, Distinct, DnsLabel, Labels, Model, ObjectName, Rule, Short
+from perdure_operator.kube.api.base import Distinct, DnsLabel, LabelKey, LabelValue, Model, Note, ObjectName, Rule, Short
 
 ANY_JSON: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
+
+MAX_ENTRIES = 72
+"""Labels, and annotations, of a resource: as many as a template may have, and room for our own."""
 
 Names = Annotated[list[Short], Field(max_length=200), Distinct()]
 
@@ -19,8 +22,8 @@ class ObjectMeta(Model):
     name: ObjectName | None = None
     generate_name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[a-z0-9]([-a-z0-9.]*)$")] | None = None
     namespace: DnsLabel | None = None
-    labels: Labels | None = None
-    annotations: Annotations | None = None
+    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=MAX_ENTRIES)] | None = None
+    annotations: Annotated[dict[LabelKey, Note], Field(max_length=MAX_ENTRIES)] | None = None
     uid: Short | None = None
     resource_version: Short | None = None
     generation: int | None = None

@@ -16,7 +16,7 @@ from perdure_operator.kube.api.base import Count, Distinct, Model, ObjectName
 MAX_STATUS_BYTES = 8 * 1024
 MAX_RESULT_BYTES = 1024
 
-RUN_CONDITIONS = ("Succeeded", "Suspended", "PodScheduled", "Finished")
+RUN_CONDITIONS = ("Succeeded", "Suspended", "PodScheduled", "Finished", "Stalled")
 """All are set from the first status on. Succeeded is Unknown while the run is active."""
 READY = "Ready"
 """The condition of pools and triggers."""
@@ -111,15 +111,18 @@ class ParentRef(Model):
     """Name of the AgentRun that has spawned this one."""
 
 
+Observed = Annotated[int, Field(ge=-1, le=2**53 - 1)]
+
+
 class AgentRunStatus(Model):
-    observed_generation: Count | None = None
-    """The generation of the spec that this status is about."""
+    observed_generation: Observed | None = None
+    """The generation of the spec that this status is about; -1 until somebody has looked at it."""
     run_id: Annotated[str | None, Field(alias="runID", max_length=36)] = None
     """The run's id in the store."""
     revision: Revision | None = None
     """Revision of the agent's code that the last attempt ran on."""
     conditions: Conditions | None = None
-    """Succeeded, Suspended, PodScheduled and Finished. Wait for Finished if a failure shall end the wait too."""
+    """Succeeded, Suspended, PodScheduled, Finished and Stalled. Wait for Finished if a failure shall end the wait too."""
     phase: Literal["Pending", "Running", "Suspended", "Succeeded", "Failed", "Cancelled"] | None = None
     """The state in one word; conditions say more."""
     attempt: Count | None = None
@@ -160,10 +163,10 @@ class AgentRunStatus(Model):
 
 
 class AgentPoolStatus(Model):
-    observed_generation: Count | None = None
-    """The generation of the spec that this status is about."""
+    observed_generation: Observed | None = None
+    """The generation of the spec that this status is about; -1 until somebody has looked at it."""
     conditions: Conditions | None = None
-    """Ready: the pool has the warm pods that it shall have."""
+    """Ready: pods of the pool start, as far as any were wanted. False says what keeps them from it."""
     idle: Count | None = None
     """Pods that wait for a run."""
     starting: Count | None = None
@@ -192,8 +195,8 @@ class Delivery(Model):
 
 
 class TriggerStatus(Model):
-    observed_generation: Count | None = None
-    """The generation of the spec that this status is about."""
+    observed_generation: Observed | None = None
+    """The generation of the spec that this status is about; -1 until somebody has looked at it."""
     conditions: Conditions | None = None
     """Ready: the trigger fires when its source says so."""
     url: Annotated[str, Field(max_length=2048)] | None = None

@@ -17,8 +17,10 @@ from perdure_operator.kube.api.podtemplate import Container, PodTemplate
 from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
 from perdure_operator.kube.names import (
     AGENT_CONTAINER,
+    API_VERSION,
     COMPONENT,
     COMPONENT_LABEL,
+    EVICTABLE_VOLUMES,
     GROUP,
     INSTALLATION_LABEL,
     MANAGED_BY,
@@ -54,7 +56,7 @@ class ReservedName(PerdureError):
 
 
 def _sidecar_resources() -> Mapping[str, Mapping[str, str]]:
-    return {"requests": {"cpu": "10m", "memory": "40Mi"}, "limits": {"memory": "128Mi"}}
+    return {"requests": {"cpu": "10m", "memory": "40Mi"}, "limits": {"cpu": "1", "memory": "128Mi"}}
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class PodSettings:
     token_seconds: int = 600
 
 
-def worker_pod(pool: str, namespace: str, spec: AgentPoolSpec, pod_id: UUID, settings: PodSettings) -> Json:
-    """``pool`` is the name without its namespace. Raises ReservedName."""
+def worker_pod(pool: str, namespace: str, spec: AgentPoolSpec, pod_id: UUID, settings: PodSettings, owner: str | None = None) -> Json:
+    """``pool`` is the name without its namespace, ``owner`` the uid of its resource. Raises ReservedName."""
     template = spec.template
     for complaint in _reserved(template):
         raise ReservedName(f"AgentPool {namespace}/{pool}: {complaint}")
@@ -85,7 +87,7 @@ def worker_pod(pool: str, namespace: str, spec: AgentPoolSpec, pod_id: UUID, set
         shared["PERDURE_SOCKET"] = f"{_SOCKET_DIR}/agent.sock"
     pod: Json = template.spec.to_json()
     pod["initContainers"] = [
-        _sidecar(settings, shared, spooling=spooling),
+        _sidecar(settings, shared, _resources(spec, settings), spooling=spooling),
         *(_restricted(container) for container in pod.get("initContainers", ())),
     ]
     pod["containers"] = [_restricted(container) for container in pod["containers"]]
@@ -98,6 +100,9 @@ def worker_pod(pool: str, namespace: str, spec: AgentPoolSpec, pod_id: UUID, set
     pod.setdefault("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
     pod |= {"restartPolicy": "Never", "automountServiceAccountToken": False, "enableServiceLinks": False}
     metadata = template.metadata.to_json() if template.metadata else {}
+    annotations = {**metadata.get("annotations", {}), POOL_ANNOTATION: f"{namespace}/{pool}"}
+    if scratch := _scratch(pod["volumes"], annotations.get(EVICTABLE_VOLUMES)):
+        annotations[EVICTABLE_VOLUMES] = scratch
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -112,13 +117,37 @@ def worker_pod(pool: str, namespace: str, spec: AgentPoolSpec, pod_id: UUID, set
                 POD_ID_LABEL: str(pod_id),
                 INSTALLATION_LABEL: label_value(settings.installation),
             },
-            "annotations": {**metadata.get("annotations", {}), POOL_ANNOTATION: f"{namespace}/{pool}"},
+            "annotations": annotations,
+            **({"ownerReferences": [_owned_by(pool, owner)]} if owner else {}),
         },
         "spec": pod,
     }
 
 
-def _sidecar(settings: PodSettings, shared: Mapping[str, str], *, spooling: bool) -> Json:
+def _owned_by(pool: str, uid: str) -> Json:
+    """A pod that has no controller stops a drain and an autoscaler, for nobody would replace it. The pool does not wait for its pods to go:
+    its deletion evicts them, and their runs wait for a pool of this name."""
+    return {"apiVersion": API_VERSION, "kind": "AgentPool", "name": pool, "uid": uid, "controller": True, "blockOwnerDeletion": False}
+
+
+def _scratch(volumes: Sequence[Json], allowed: str | None) -> str:
+    """The emptyDir volumes that may go with their pod, for the cluster autoscaler, which spares a node with any other. ``allowed``: those
+    that the template names; without a word of it all of its own, because what a run needs later is in the store."""
+    local = [volume["name"] for volume in volumes if "emptyDir" in volume]
+    if allowed is None:
+        return ",".join(local)
+    ours = [name for name in local if name.startswith(RESERVED_PREFIX)]
+    return ",".join([*([allowed] if allowed else []), *ours])
+
+
+def _resources(spec: AgentPoolSpec, settings: PodSettings) -> Json:
+    """Of the sidecar."""
+    own = spec.sidecar.resources.to_json() if spec.sidecar and spec.sidecar.resources else {}
+    both = {kind: {**settings.sidecar_resources.get(kind, {}), **own.get(kind, {})} for kind in ("requests", "limits")}
+    return {kind: amounts for kind, amounts in both.items() if amounts}
+
+
+def _sidecar(settings: PodSettings, shared: Mapping[str, str], resources: Json, *, spooling: bool) -> Json:
     env = {
         "PERDURE_GATEWAY_URLS": ",".join(settings.gateway_urls),
         "PERDURE_TOKEN_FILE": f"{_TOKEN_DIR}/token",
@@ -143,7 +172,7 @@ def _sidecar(settings: PodSettings, shared: Mapping[str, str], *, spooling: bool
             # Makes it a native sidecar: started before the agent, told to end after it.
             "restartPolicy": "Always",
             "env": _env(env),
-            "resources": {kind: dict(amounts) for kind, amounts in settings.sidecar_resources.items()},
+            "resources": resources,
             "volumeMounts": mounts,
             "securityContext": {"runAsUser": SIDECAR_UID, "runAsGroup": SIDECAR_UID, "readOnlyRootFilesystem": True},
         }
@@ -163,7 +192,8 @@ def _restricted(container: Json) -> Json:
     """The container with what "restricted" wants of each; the template's model lets nothing through that would be looser."""
     given = container.get("securityContext", {})
     context = {"runAsNonRoot": True, **given, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    return {**container, "securityContext": context}
+    # What it said last is all that the operator can tell of it: it reads no logs.
+    return {**container, "securityContext": context, "terminationMessagePolicy": "FallbackToLogsOnError"}
 
 
 def _env(values: Mapping[str, str]) -> list[Json]:

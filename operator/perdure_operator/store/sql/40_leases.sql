@@ -51,7 +51,7 @@ begin
   if v_pod is null then
     return r;
   end if;
-  update perdure.pods set state = 'leased', run_id = r.run_id, since = p_now where pod_id = v_pod;
+  update perdure.pods set state = 'leased', run_id = r.run_id, since = p_now, charged_run = null where pod_id = v_pod;
   -- That of the template: what the installation adds to it is no code of the agent.
   r.revision := nullif(split_part(v_revision, '-', 1), '');
   return perdure.move(r, 'lease', 'Leased', '', p_now,

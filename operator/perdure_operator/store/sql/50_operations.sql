@@ -118,6 +118,8 @@ create or replace function perdure.op_finish(r perdure.runs, p_body jsonb, p_out
 declare
   v_type text := coalesce(p_body -> 'error' ->> 'type', '');
   v_message text := left(coalesce(p_body -> 'error' ->> 'message', ''), 2000);
+  v_pod uuid;
+  v_counts boolean;
 begin
   case p_body ->> 'outcome'
     when 'succeeded' then
@@ -135,7 +137,13 @@ begin
       r := case when v_type = 'AgentDisconnected' and perdure.taken_away(r.holder) then perdure.worker_lost(r, 'Terminated', false, p_now)
                 else perdure.attempt_failed(r, v_type, v_message, p_now) end;
     when 'yielded' then
-      r := perdure.worker_lost(r, 'Terminated', not perdure.taken_away(r.holder), p_now);
+      v_pod := r.holder;
+      v_counts := not perdure.taken_away(v_pod);
+      r := perdure.worker_lost(r, 'Terminated', v_counts, p_now);
+      if v_counts then
+        -- It may turn out that somebody did take the pod away, and only his word was late (op_acquit).
+        update perdure.pods set charged_run = r.run_id where pod_id = v_pod;
+      end if;
     when 'stalled' then
       r := perdure.attempt_failed(r, 'Stalled', v_message, p_now);
     when 'cancelled' then
@@ -272,4 +280,22 @@ begin
     else perdure.worker_lost(r, p_body ->> 'reason', p_body ->> 'weight' is distinct from 'none', p_now) end;
   r := perdure.settle(r, p_now);
   return (r, jsonb_build_object('expired', true))::perdure.op_result;
+end $$;
+
+-- Somebody took the pod away that had given this run back: the loss that was counted is none. A run that was parked for it goes on. The
+-- charge goes in the same commit, so to say it twice changes nothing.
+create or replace function perdure.op_acquit(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
+begin
+  update perdure.pods set charged_run = null where pod_id = (p_body ->> 'pod')::uuid and charged_run = r.run_id;
+  if not found or perdure.terminal(r.state) then
+    return (r, jsonb_build_object('acquitted', false))::perdure.op_result;
+  end if;
+  r.losses := greatest(r.losses - 1, 0);
+  if r.state = 'Suspended' and r.paused and r.reason = 'LossesExhausted' then
+    r.paused := false;
+    r := perdure.log(r, 'run.resume_requested', '{"by": "operator"}', p_now);
+    perform perdure.show(r);
+  end if;
+  r := perdure.settle(r, p_now);
+  return (r, jsonb_build_object('acquitted', true))::perdure.op_result;
 end $$;

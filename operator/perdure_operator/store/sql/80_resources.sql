@@ -93,8 +93,8 @@ returns table (run_id uuid, uid uuid, name text, generation bigint, read_at time
 $$;
 
 -- `p_at`: when that was read which they say now. One whose run was told another spec since is due still: that may be all that has changed.
--- What is locked is passed over: whoever has it moves the run, which makes it due again. (A dispatcher moves runs in the order of its queue,
--- so there is no order in which these could be waited for.)
+-- So is one whose pool came or went since (pool_changed). What is locked is passed over: whoever has it moves the run, which makes it due
+-- again. (A dispatcher moves runs in the order of its queue, so there is no order in which these could be waited for.)
 create or replace function perdure.projected(p_uids uuid[], p_seqs bigint[], p_at timestamptz default null, p_generations bigint[] default null)
 returns void language plpgsql as $$
 declare
@@ -103,7 +103,19 @@ declare
 begin
   update perdure.resources c set projected_seq = greatest(c.projected_seq, u.seq), projected_at = v_at
   from unnest(p_uids, p_seqs, p_generations) u(uid, seq, generation)
-  where c.uid = any (v_free) and c.uid = u.uid and c.generation = coalesce(u.generation, c.generation);
+  where c.uid = any (v_free) and c.uid = u.uid and c.generation = coalesce(u.generation, c.generation)
+    and (c.asked_at is null or p_at is null or c.asked_at <= p_at);
+end $$;
+
+-- There is a pool of this name now, or none any more: the resources of runs that are queued for it say so.
+create or replace function perdure.pool_changed(p_pool text) returns void language plpgsql as $$
+declare
+  v_now timestamptz := perdure.now();
+  v_runs uuid[];
+begin
+  -- The runs first, as a batch: whoever holds one may wait for its resource.
+  v_runs := array(select r.run_id from perdure.runs r where r.pool = p_pool and r.state = 'Pending' order by r.run_id for no key update);
+  update perdure.resources set projected_seq = changed_seq - 1, asked_at = v_now where run_id = any (v_runs);
 end $$;
 
 -- Why a pool's pods do not start; null: they do. `since` is that of the reason: who waits for a pod says another one then, not at each try.
