@@ -85,8 +85,7 @@ class Oracle(LedgerRules):
         run = self.runs.get(op.run)
         if run is None:
             return Outcome(errors.RunNotFound.code, {})
-        granting = op.kind in ("activity.begin", "activity.resolve")
-        if op.request in run.requests and (not granting or (op.fence is not None and run.fence == op.fence)):
+        if op.request in run.requests and self._still_answered(run, op):
             code, answer = run.requests[op.request]
             return Outcome(code, answer, state=run.state)
         code, before, holds = "ok", len(run.log), op.fence is not None and op.fence == run.fence
@@ -109,6 +108,13 @@ class Oracle(LedgerRules):
         if op.request is not None and len(run.log) > before:
             run.requests[op.request] = (code, answer)
         return Outcome(code, answer, state=run.state, leased=leased, epoch=run.epoch if leased else None)
+
+    def _still_answered(self, run: Run, op: Control) -> bool:
+        """Whether the stored answer holds. One that grants an execution does so under its own lease, while that execution is open."""
+        if op.kind not in ("activity.begin", "activity.resolve"):
+            return True
+        assert op.request is not None
+        return op.fence is not None and run.fence == op.fence and self._still_granted(run, run.requests[op.request][1], op.body)
 
     def _fenced(self, run_id: UUID, fence: Fence) -> Run:
         run = self.runs.get(run_id)
