@@ -3,12 +3,14 @@
 It is no adapter: nothing is durable, nothing concurrent, nothing fast. One operation after the other changes Python objects, and what it
 does is meant to be seen at a glance. It takes what the store takes (``Control``, ``JournalStep``) and answers with the same codes and
 comparable answers; states move by ``domain/transitions.py``, the one table that both have in common. Time stands in ``now`` and moves
-only when the caller moves it. Payloads are raw JSON. A refusal is decided before anything is changed, so nothing is ever rolled back.
+only when the caller moves it. Payloads are raw JSON. A refusal is decided before anything is changed, so nothing is rolled back; but for
+one, of a suspend under a call: what decides it is whether a wait is decided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -89,6 +91,8 @@ class Oracle(LedgerRules):
             code, answer = run.requests[op.request]
             return Outcome(code, answer, state=run.state)
         code, before, holds = "ok", len(run.log), op.fence is not None and op.fence == run.fence
+        calls = [entry for entry in run.ledger.values() if entry.state == "RUNNING"]
+        untouched = deepcopy(vars(run)) if calls and op.kind in ("wait", "suspend") else {}
         try:
             if op.fence is not None and op.kind != "activity.end":
                 self._fenced(run.id, op.fence)
@@ -101,6 +105,8 @@ class Oracle(LedgerRules):
                     seq = run.record("session.saved") if len(run.log) == before else len(run.log)
                     run.slices += [(seq, piece) for piece in op.slices]
         except PerdureError as error:
+            if isinstance(error, errors.EffectRunning):
+                vars(run).update(untouched)
             return Outcome(error.code, {}, state=run.state)
         if holds and len(run.log) > before and op.kind not in ("activity.begin", "event", "finish"):
             run.worker_seq = len(run.log)
@@ -341,6 +347,8 @@ class Oracle(LedgerRules):
         done = {key: run.waits[key] for key in keys if run.waits[key].state in ("satisfied", "timed_out")}
         if done:
             return {"status": "done", "outcomes": {key: self.outcome(wait) for key, wait in done.items()}}
+        if any(entry.state == "RUNNING" for entry in run.ledger.values()):
+            raise errors.EffectRunning
         run.reasons = []
         self._move(run, Event.SUSPEND, "Waiting")
         self._settle(run)
