@@ -246,6 +246,8 @@ class Abandoned(Body, kw_only=True):
 class WaitBegin(Body, tag="wait", tag_field="op", kw_only=True):
     """Registers a wait; with ``suspend`` also gives the pod back if nothing has satisfied it. Answer: :class:`WaitAnswer`.
 
+    With ``suspend`` it is refused with ``effect-running``, and not registered, while a call that was begun is not ended.
+
     ``instead_of``: the key of a wait for the same that was satisfied by what the agent cannot use. The signals of its conditions
     ``dropped`` (positions in ``on``) are used up, its other signals are there again, and this wait goes on with its times.
     ``abandoned``: these take no signal any more, and what they took is there again; one that is registered again listens again. With
@@ -269,7 +271,8 @@ class WaitBegin(Body, tag="wait", tag_field="op", kw_only=True):
 
 class Suspend(Body, tag="suspend", tag_field="op", kw_only=True):
     """Every open operation of the run is a wait, ``waits`` are their keys: give the pod back, unless one of them is satisfied by now.
-    ``abandoned``: as in :class:`WaitBegin`. Answer: :class:`WaitAnswer`."""
+    ``abandoned``: as in :class:`WaitBegin`. Refused with ``effect-running`` while a call that was begun is not ended. Answer:
+    :class:`WaitAnswer`."""
 
     waits: Annotated[list[Key], Meta(min_length=1)]
     abandoned: Annotated[list[Abandoned], Meta(max_length=10_000)] = []

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from perdure.protocol import Poke, Problem
 
-_FOR_THE_CALLER: Final = frozenset({"concurrent-append"})
+_FOR_THE_CALLER: Final = frozenset({"concurrent-append", "effect-running"})
 """Problems that are retryable only by deciding anew, not by sending the same again."""
 
 

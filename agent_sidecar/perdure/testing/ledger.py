@@ -107,6 +107,10 @@ class MemoryLedger:
                 entry.state = "FAILED"
         return self._again(entry, 300.0)
 
+    def running(self) -> str:
+        """The tools whose calls are under way."""
+        return ", ".join(sorted({entry.tool for entry in self.entries.values() if entry.state == "RUNNING"}))
+
     def executor_lost(self, *, gone: bool) -> None:
         """The lease ended. ``gone``: its process was seen to be dead."""
         for entry in self.entries.values():

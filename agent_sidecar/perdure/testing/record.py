@@ -234,6 +234,8 @@ class RunRecord:
         done = {key: msgspec.json.decode(self.journal[key].output, type=WaitOutcome) for key in keys if self.journal[key].state != "open"}
         if done:
             return protocol.WaitAnswer(status="done", outcomes=done)
+        if running := self.ledger.running():
+            raise refused("effect-running", f"the call of {running} is under way: end it first, then suspend", retryable=True)
         self.event("run.suspended", {"waits": list(self.waits.open)})
         self.suspensions += 1
         self._leave("Cancelled" if self.cancel_requested else "Suspended")

@@ -149,6 +149,13 @@ class WaitConflict(PerdureError):
     action = "Give each wait its own key; register a wait before suspending on it."
 
 
+class EffectRunning(PerdureError):
+    """The run cannot be suspended while one of its calls is under way."""
+
+    code, status, retryable = "effect-running", 409, True
+    action = "End the call first (POST /v1/activities/end), whatever came of it; then send the same request again."
+
+
 class UnknownActivity(PerdureError):
     """No such ledger entry, or this token was never given out for it."""
 

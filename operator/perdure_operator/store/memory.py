@@ -3,12 +3,14 @@
 It is no adapter: nothing is durable, nothing concurrent, nothing fast. One operation after the other changes Python objects, and what it
 does is meant to be seen at a glance. It takes what the store takes (``Control``, ``JournalStep``) and answers with the same codes and
 comparable answers; states move by ``domain/transitions.py``, the one table that both have in common. Time stands in ``now`` and moves
-only when the caller moves it. Payloads are raw JSON. A refusal is decided before anything is changed, so nothing is ever rolled back.
+only when the caller moves it. Payloads are raw JSON. A refusal is decided before anything is changed, so nothing is rolled back; but for
+one, of a suspend under a call: what decides it is whether a wait is decided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -85,11 +87,12 @@ class Oracle(LedgerRules):
         run = self.runs.get(op.run)
         if run is None:
             return Outcome(errors.RunNotFound.code, {})
-        granting = op.kind in ("activity.begin", "activity.resolve")
-        if op.request in run.requests and (not granting or (op.fence is not None and run.fence == op.fence)):
+        if op.request in run.requests and self._still_answered(run, op):
             code, answer = run.requests[op.request]
             return Outcome(code, answer, state=run.state)
         code, before, holds = "ok", len(run.log), op.fence is not None and op.fence == run.fence
+        calls = [entry for entry in run.ledger.values() if entry.state == "RUNNING"]
+        untouched = deepcopy(vars(run)) if calls and op.kind in ("wait", "suspend") else {}
         try:
             if op.fence is not None and op.kind != "activity.end":
                 self._fenced(run.id, op.fence)
@@ -102,6 +105,8 @@ class Oracle(LedgerRules):
                     seq = run.record("session.saved") if len(run.log) == before else len(run.log)
                     run.slices += [(seq, piece) for piece in op.slices]
         except PerdureError as error:
+            if isinstance(error, errors.EffectRunning):
+                vars(run).update(untouched)
             return Outcome(error.code, {}, state=run.state)
         if holds and len(run.log) > before and op.kind not in ("activity.begin", "event", "finish"):
             run.worker_seq = len(run.log)
@@ -109,6 +114,13 @@ class Oracle(LedgerRules):
         if op.request is not None and (len(run.log) > before or not op.kind.startswith("activity.")):
             run.requests[op.request] = (code, answer)
         return Outcome(code, answer, state=run.state, leased=leased, epoch=run.epoch if leased else None)
+
+    def _still_answered(self, run: Run, op: Control) -> bool:
+        """Whether the stored answer holds. One that grants an execution does so under its own lease, while that execution is open."""
+        if op.kind not in ("activity.begin", "activity.resolve"):
+            return True
+        assert op.request is not None
+        return op.fence is not None and run.fence == op.fence and self._still_granted(run, run.requests[op.request][1], op.body)
 
     def _fenced(self, run_id: UUID, fence: Fence) -> Run:
         run = self.runs.get(run_id)
@@ -339,6 +351,8 @@ class Oracle(LedgerRules):
         done = {key: run.waits[key] for key in keys if run.waits[key].state in ("satisfied", "timed_out")}
         if done:
             return {"status": "done", "outcomes": {key: self.outcome(wait) for key, wait in done.items()}}
+        if any(entry.state == "RUNNING" for entry in run.ledger.values()):
+            raise errors.EffectRunning
         run.reasons = []
         self._move(run, Event.SUSPEND, "Waiting")
         self._settle(run)

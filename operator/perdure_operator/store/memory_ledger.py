@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from hashlib import md5
 from typing import Any
 from uuid import UUID
 
@@ -27,18 +28,32 @@ class LedgerRules:
 
     def _grant_execution(self, run: Run, entry: LedgerEntry, body: dict[str, Any], after: float) -> None:
         """A new token. The executor can act from ``after`` on until the tool's timeout and the lease have passed."""
-        entry.past_tokens.add(entry.token)
-        entry.token, entry.state, entry.attempts = str(body["token"]), "RUNNING", entry.attempts + 1
+        token, used = str(body["token"]), {entry.token, *entry.past_tokens}
+        if token in used:
+            token = str(UUID(md5(f"{token}{entry.attempts}".encode(), usedforsecurity=False).hexdigest()))
+        entry.past_tokens = used
+        entry.token, entry.state, entry.attempts = token, "RUNNING", entry.attempts + 1
         entry.holder, entry.executor_ended, entry.error = run.holder, False, None
         entry.safe_at = self.now + timedelta(seconds=after + entry.timeout + body["leaseSeconds"])
         run.record("activity.started")
+
+    def _still_granted(self, run: Run, answer: Answer, body: dict[str, Any]) -> bool:
+        """Of a stored answer under its own lease. Who hears of an execution now starts now."""
+        if answer.get("decision") not in ("execute", "retry"):
+            return True
+        entry = run.ledger[answer["key"]]
+        if (entry.state, entry.token) != ("RUNNING", answer["token"]):
+            return False
+        after = timedelta(seconds=answer["retryAfterSeconds"] + entry.timeout + body["leaseSeconds"])
+        entry.safe_at = max(entry.safe_at, self.now + after)
+        return True
 
     def _decision(self, entry: LedgerEntry, decision: str, after: float = 0.0, policy: str | None = None) -> Answer:
         token = entry.token if decision in ("execute", "retry") else None
         response = entry.response if decision == "receipt" else None
         return {
             "decision": decision, "key": entry.key, "attempt": entry.attempts, "effect": entry.effect, "token": token,
-            "policy": policy or entry.policy, "retryAfterSeconds": round(max(after, 0.0), 3), "response": response,
+            "policy": policy or entry.policy, "retryAfterSeconds": max(after, 0.0), "response": response,
             "providerRef": entry.provider_ref, "error": entry.error,
         }  # fmt: skip
 

@@ -174,7 +174,8 @@ begin
   return r;
 end $$;
 
--- Gives the pod back if no wait is decided; otherwise answers what is.
+-- Gives the pod back if no wait is decided; otherwise answers what is. Not under a call that is under way: nobody would be there to say how
+-- it ended. Its receipt needs the run's lock as well, so either it is there by now, or it comes after this.
 create or replace function perdure.try_suspend(r perdure.runs, p_keys text[], p_now timestamptz) returns perdure.op_result language plpgsql as $$
 declare
   v_done jsonb;
@@ -184,6 +185,10 @@ begin
   from perdure.waits where run_id = r.run_id and key = any (p_keys) and state in ('satisfied', 'timed_out');
   if v_done is not null then
     return (r, jsonb_build_object('status', 'done', 'outcomes', v_done))::perdure.op_result;
+  end if;
+  select string_agg(distinct l.tool, ', ') into v_what from perdure.ledger l where l.run_id = r.run_id and l.state = 'RUNNING';
+  if v_what is not null then
+    perform perdure.refuse('effect-running', format('the call of %s is under way: end it first, then suspend', v_what));
   end if;
   select string_agg(distinct c.kind || case when c.kind = 'signal' then ' ' || c.name else '' end, ', ') into v_what
   from perdure.waits w join perdure.wait_conditions c on c.run_id = w.run_id and c.key = w.key

@@ -20,7 +20,10 @@ $$;
 create or replace function perdure.ledger_again(r perdure.runs, l perdure.ledger, p_body jsonb, p_decision text, p_message text,
                                                 p_after double precision, p_now timestamptz) returns perdure.op_result language plpgsql as $$
 begin
-  update perdure.ledger set attempts = attempts + 1, past_tokens = past_tokens || token, token = (p_body ->> 'token')::uuid, state = 'RUNNING',
+  update perdure.ledger set attempts = attempts + 1, past_tokens = past_tokens || token, state = 'RUNNING',
+    -- A request that is looked at anew may bring the token that it was granted before: no token stands for two executions.
+    token = case when (p_body ->> 'token')::uuid = any (past_tokens || token) then md5((p_body ->> 'token') || attempts)::uuid
+                 else (p_body ->> 'token')::uuid end,
     policy = l.policy, timeout_seconds = l.timeout_seconds, max_retries = l.max_retries, epoch = r.epoch, holder = r.holder,
     executor_ended = false, error = null,
     -- The call starts after the backoff.
@@ -29,6 +32,19 @@ begin
   r := perdure.log(r, 'activity.started', jsonb_build_object('key', l.key, 'tool', l.tool, 'effect', l.effect, 'attempt', l.attempts,
                                                             'token', l.token), p_now);
   return (r, perdure.ledger_answer(l, p_decision, p_message, p_after))::perdure.op_result;
+end $$;
+
+-- Whether the stored answer to a request of the present lease may be given again. One that granted an execution only while that is the one
+-- that is open; and who hears of it now starts now, so what it may do ends later than it did at the first commit.
+create or replace function perdure.still_granted(r perdure.runs, p_answer jsonb, p_body jsonb, p_now timestamptz) returns boolean language plpgsql as $$
+begin
+  if coalesce(p_answer ->> 'decision', '') not in ('execute', 'retry') then
+    return true;
+  end if;
+  update perdure.ledger set safe_at = greatest(safe_at, p_now + interval '1 second' * (
+    coalesce((p_answer ->> 'retryAfterSeconds')::double precision, 0) + timeout_seconds + (p_body ->> 'leaseSeconds')::double precision))
+  where run_id = r.run_id and key = p_answer ->> 'key' and state = 'RUNNING' and token = (p_answer ->> 'token')::uuid;
+  return found;
 end $$;
 
 -- What to do about an entry that is FAILED (proven not executed): again under the same key, until the retries are used up.

@@ -142,6 +142,7 @@ declare
   v_before perdure.runs;
   v_fenced boolean;
   v_old perdure.requests;
+  v_known boolean;
   v_result perdure.op_result;
 begin
   for i in 1 .. cardinality(p_run) loop
@@ -156,8 +157,12 @@ begin
     v_before := r;
     v_fenced := p_epoch[i] is not null and r.state = 'Running' and r.epoch = p_epoch[i] and r.holder = p_holder[i];
     select q.* into v_old from perdure.requests q where q.run_id = p_run[i] and q.request_id = p_req[i];
-    -- What was granted once may have been granted to another since: to whom the lease is gone no execution is granted again.
-    if found and (v_fenced or p_kind[i] not in ('activity.begin', 'activity.resolve')) then
+    v_known := found;
+    if v_known and p_kind[i] in ('activity.begin', 'activity.resolve') then
+      -- What was granted once may have been granted to another since: to whom the lease is gone no execution is granted again.
+      v_known := v_fenced and perdure.still_granted(r, v_old.answer, p_body[i], v_now);
+    end if;
+    if v_known then
       code := v_old.code; answer := v_old.answer; state := r.state;
       return next;
       continue;
@@ -206,7 +211,9 @@ begin
       -- Also of what changed nothing: the same request, late, would find a run that has gone on since, and change that. Not of calls of tools
       -- that changed nothing: these are looked at anew each time, and their receipts would be stored twice.
       if p_req[i] is not null and (r.last_seq > v_before.last_seq or p_kind[i] not in ('activity.begin', 'activity.resolve', 'activity.end')) then
-        insert into perdure.requests (run_id, request_id, code, answer, at) values (r.run_id, p_req[i], code, answer, v_now);
+        insert into perdure.requests (run_id, request_id, code, answer, at) values (r.run_id, p_req[i], code, answer, v_now)
+        on conflict on constraint requests_pkey
+          do update set code = excluded.code, answer = excluded.answer, at = excluded.at; -- a grant that was looked at anew
       end if;
     exception when sqlstate 'PD001' then
       code := sqlerrm;
