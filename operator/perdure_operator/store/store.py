@@ -425,7 +425,15 @@ class Store:
         async with self.connection() as connection:
             yield reads.Reader(connection)
 
-    async def verify(self) -> list[verify.Violation]:
-        """The invariants, each as a query. Empty: all hold."""
+    async def violations(
+        self, *, runs: Sequence[UUID] | None = None, since_seconds: float | None = None, progress: verify.Progress | None = None
+    ) -> AsyncIterator[verify.Violation]:
+        """The same as it is found, of the whole store or of a part; see verify.py."""
         async with self.connection() as connection:
-            return await verify.check(connection)
+            async for violation in verify.check(connection, runs=runs, since_seconds=since_seconds, progress=progress):
+                yield violation
+
+    async def verify(self) -> list[verify.Violation]:
+        """The invariants, each as a query, over the whole store. Empty: all hold."""
+        async with self.connection() as connection:
+            return [violation async for violation in verify.check(connection)]
