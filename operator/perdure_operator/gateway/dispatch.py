@@ -12,11 +12,10 @@ from uuid import UUID
 import structlog
 
 from perdure import protocol as wire
-from perdure_operator.domain.errors import PerdureError
+from perdure_operator.domain.errors import CorruptPayload, LeaseTooLarge, PerdureError
 from perdure_operator.gateway.pods import Hub
 from perdure_operator.gateway.translate import outcome
 from perdure_operator.services.polling import Kick
-from perdure_operator.store.context import stored_payloads
 from perdure_operator.store.store import News, Store
 
 log = structlog.get_logger(__name__)
@@ -80,7 +79,11 @@ class Dispatcher:
         pod = hub.holder(news.run)
         if pod is None or pod.held is None or pod.held.fence.epoch != news.epoch:
             return
-        payloads = await self._store.payloads([stored for raw in news.outcomes.values() for stored in stored_payloads(raw)])
+        try:
+            payloads = await self._store.outcomes(news.outcomes.values(), pod.portion)
+        except (LeaseTooLarge, CorruptPayload) as error:
+            await hub.undeliverable(pod, news.run, news.epoch, error)
+            return
         poke = wire.Poke(
             cancel=news.cancel,
             pause=news.pause,

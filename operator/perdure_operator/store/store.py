@@ -7,7 +7,7 @@ commit. What may change a run goes through ``journal`` and ``control`` (``sql/60
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -19,7 +19,7 @@ import stamina
 
 from perdure_operator.domain.lease import weight
 from perdure_operator.store import batch, reads, verify
-from perdure_operator.store.context import Context, JournalRow, journaled, load
+from perdure_operator.store.context import WHOLE, Context, JournalRow, Portion, journaled, load, outcomes
 from perdure_operator.store.errors import translated
 from perdure_operator.store.operations import Control, JournalStep, Outcome
 from perdure_operator.store.payload import Payloads, encode
@@ -405,10 +405,21 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------------------ reads
 
-    async def context(self, run: UUID) -> Context:
-        """All that the next worker of this run needs. Raises RunNotFound."""
+    async def context(self, run: UUID, portion: Portion = WHOLE) -> Context:
+        """All that the next worker of this run needs, or so much of it. Raises RunNotFound, CorruptPayload, LeaseTooLarge."""
         async with self.connection() as connection:
-            return await load(connection, run)
+            return await load(connection, run, portion)
+
+    async def outcomes(self, raw: Iterable[dict[str, Any]], portion: Portion) -> Payloads:
+        """The payloads of outcomes of waits, as many as come along. Raises CorruptPayload, LeaseTooLarge."""
+        async with self.connection() as connection:
+            return await outcomes(connection, raw, portion)
+
+    @asynccontextmanager
+    async def windows(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy]:
+        """For the readings of windows.py."""
+        async with self.connection() as connection:
+            yield connection
 
     async def journaled(self, run: UUID, key: str) -> JournalRow | None:
         """What the journal holds under a step's key."""
