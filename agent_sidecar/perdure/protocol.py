@@ -26,7 +26,7 @@ MAX_PAYLOAD_DEPTH = 200
 """Deepest nesting of one JSON value."""
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""Largest WebSocket frame: a lease carries the whole journal of its run."""
+"""Largest WebSocket frame."""
 
 NULL = Raw(b"null")
 
@@ -283,6 +283,7 @@ class Fired(Body, kw_only=True):
     """A condition that came true. ``index`` is its place in the wait's ``on``; a timeout has ``index`` -1 and kind ``timeout``.
 
     ``payload``: of a signal, what was sent; of ``child_done`` a :class:`ChildResult`; else null. ``id``: the signal's or the child's.
+    ``fetch``: the payload is too large to travel here; :class:`Fetch` gives it.
     """
 
     index: int
@@ -292,6 +293,7 @@ class Fired(Body, kw_only=True):
     at: str = ""
     late_seconds: float = 0
     payload: Raw = NULL
+    fetch: bool = False
 
 
 class ChildResult(Body, kw_only=True):
@@ -339,6 +341,33 @@ class Spawned(Body, kw_only=True):
     existing: bool = False
 
 
+class FiredRef(Body, kw_only=True):
+    """What satisfied a wait: the wait's ``key`` and the ``index`` of the condition."""
+
+    key: Key
+    index: int
+
+
+class ChunkRef(Body, kw_only=True):
+    """One chunk of a slice."""
+
+    name: Name
+    seq: int
+
+
+class Fetch(Body, tag="fetch", tag_field="op", kw_only=True):
+    """Reads what the lease did not carry. Writes nothing. Answer: :class:`Fetched`.
+
+    Exactly one of: ``keys`` of journal entries, for their outputs; ``fired``, for the payloads of what satisfied waits; ``chunks`` of
+    slices; ``after``, for the journal's entries whose keys follow this one. Of several as many are answered as fit into one window, the
+    first in any case; ask again for the others."""
+
+    keys: Annotated[list[Key], Meta(max_length=1000)] = []
+    fired: Annotated[list[FiredRef], Meta(max_length=1000)] = []
+    chunks: Annotated[list[ChunkRef], Meta(max_length=1000)] = []
+    after: Key | None = None
+
+
 class Finish(Body, tag="finish", tag_field="op", kw_only=True):
     """Ends the lease for good or for this attempt. Answer: :class:`Finished`.
 
@@ -369,6 +398,7 @@ Operation = (
     | WaitBegin
     | Suspend
     | Spawn
+    | Fetch
     | Finish
 )
 
@@ -384,6 +414,7 @@ OPERATION_PATHS: dict[str, str] = {
     "wait": "waits",
     "suspend": "suspend",
     "spawn": "children",
+    "fetch": "fetch",
     "finish": "finish",
 }
 
@@ -394,7 +425,7 @@ OPERATION_PATHS: dict[str, str] = {
 class JournalEntry(Body, kw_only=True):
     """A durable operation that this run has already begun or done. ``state``: open, succeeded, failed, skipped, satisfied, timed_out,
     abandoned. ``output`` of a wait is its :class:`WaitOutcome`, of an abandoned one the seconds for which it was awaited, of a spawn its
-    :class:`Spawned`."""
+    :class:`Spawned`. ``fetch``: there is an output, and it does not travel here; :class:`Fetch` gives it."""
 
     key: str
     kind: str
@@ -404,15 +435,27 @@ class JournalEntry(Body, kw_only=True):
     fingerprint: str | None = None
     output: Raw = NULL
     error: ErrorInfo | None = None
+    fetch: bool = False
+
+
+class Fetched(Body, kw_only=True):
+    """``values``: of the first so many of what was asked for, in that order. Asked for ``after`` a key: ``journal``, the next entries by
+    key, and ``more`` if there are others behind them."""
+
+    values: list[Raw] = []
+    journal: list[JournalEntry] = []
+    more: bool = False
 
 
 class SliceState(Body, kw_only=True):
-    """``chunks``: one value, or for an append-only slice the arrays in order."""
+    """``chunks``: one value, or for an append-only slice the arrays in order. ``fetch``: sequences of the chunks that follow these and do
+    not travel here; :class:`Fetch` gives them."""
 
     name: str
     version: int
     append: bool
     chunks: list[Raw]
+    fetch: list[int] = []
 
 
 class CheckpointRef(Body, kw_only=True):
@@ -436,7 +479,8 @@ class LedgerEntry(Body, kw_only=True):
 
 class Reason(Body, kw_only=True):
     """Why this lease was granted: ``start``, ``signal``, ``timer``, ``timeout``, ``child_done``, ``resume``, ``retry``, ``lost``. Signals
-    that no wait has taken yet are listed at every lease."""
+    that no wait has taken yet are listed at every lease; ``omitted``: without its payload, which is large and comes with the wait that
+    takes it."""
 
     kind: str
     name: str = ""
@@ -444,10 +488,15 @@ class Reason(Body, kw_only=True):
     at: str = ""
     late_seconds: float = 0
     payload: Raw = NULL
+    omitted: bool = False
 
 
 class RunContext(Body, kw_only=True):
-    """What ``GET /v1/run`` gives: all that an agent needs to go on from where the run is."""
+    """What ``GET /v1/run`` gives: all that an agent needs to go on from where the run is.
+
+    With ``?fetch=true`` large values stay behind and are marked, each at its place, for :class:`Fetch`. So do the journal's entries behind
+    the key ``journalAfter`` (an agent needs all before it begins: what it misses it would do again), and ``ledger`` has only effects that
+    are not settled; ``ledgerSeq`` is the sequence of the newest intent of all."""
 
     run_id: str
     namespace: str
@@ -468,6 +517,8 @@ class RunContext(Body, kw_only=True):
     slices: list[SliceState] = []
     checkpoint: CheckpointRef | None = None
     ledger: list[LedgerEntry] = []
+    ledger_seq: int = 0
+    journal_after: str | None = None
 
 
 class Poke(Body, kw_only=True):
@@ -503,12 +554,14 @@ class Frame(Struct, tag_field="t", omit_defaults=True, kw_only=True):
 class Hello(Frame, tag="hello", kw_only=True):
     """First frame of a pod. ``ready``: its agent has asked for a run; while it is not, the pod is given none, and ``Idle`` follows.
     ``run``/``epoch``: the lease that it believes it holds, if any. ``connection`` grows with every connection of the pod: what is left of
-    an earlier one, at whichever gateway, is void."""
+    an earlier one, at whichever gateway, is void. ``fetch``: its agent fetches what is too large to travel with a lease or an outcome;
+    to others everything is sent whole, as long as it fits into a frame."""
 
     protocol: int
     sidecar: str
     reuse: bool = False
     ready: bool = True
+    fetch: bool = False
     connection: int = 0
     run: str | None = None
     epoch: int | None = None
@@ -524,13 +577,15 @@ class Welcome(Frame, tag="welcome", kw_only=True):
 
 
 class Lease(Frame, tag="lease", kw_only=True):
-    """The pod holds this run now. ``context`` is a :class:`RunContext` as JSON. Delivered again on reconnect."""
+    """The pod holds this run now. ``context`` is a :class:`RunContext` as JSON. Delivered again on reconnect. ``fetch``: something of it
+    is to be fetched."""
 
     run: str
     epoch: int
     context: bytes
     grace_seconds: float = 30
     stall_timeout_seconds: float | None = None
+    fetch: bool = False
 
 
 class Op(Frame, tag="op", kw_only=True):
@@ -565,7 +620,9 @@ class Beat(Frame, tag="beat", kw_only=True):
 
 
 class Idle(Frame, tag="idle", kw_only=True):
-    """This pod can take a run: its agent has asked for one, and nothing of the last run is left."""
+    """This pod can take a run: its agent has asked for one, and nothing of the last run is left. ``fetch``: as in :class:`Hello`."""
+
+    fetch: bool = False
 
 
 class Push(Frame, tag="push", kw_only=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure import AppendSlice, Run, Slice, agent, step, tool
 
@@ -151,6 +153,42 @@ async def litterer(run: Run, order: Order) -> dict[str, Any]:
         assert started.stdout is not None
         left = int(started.stdout.readline())
     return {"left": left, "pid": os.getpid(), "parent": os.getppid(), "tmp": tempfile.gettempdir()}
+
+
+class Hoard(msgspec.Struct):
+    """So many steps that return so many bytes each, of ``noise`` that does not compress or of ``zeros``. ``children``: so many that return
+    as much, joined at once; ``child``: this is one of them."""
+
+    kind: str
+    steps: int
+    size: int
+    children: int = 0
+    child: bool = False
+
+
+def treasure(hoard: Hoard, n: int) -> str:
+    return random.Random(n).randbytes(hoard.size // 2).hex() if hoard.kind == "noise" else f"{n}" + "0" * hoard.size
+
+
+@step
+async def keep(run: Run, hoard: Hoard, n: int) -> str:
+    run.session[TRAIL].append("t" * 100_000)
+    return treasure(hoard, n)
+
+
+@agent
+async def hoarder(run: Run, hoard: Hoard) -> Any:
+    """Keeps, waits, and sees whether all is still there."""
+    if hoard.child:
+        return treasure(hoard, 1)
+    if hoard.children:
+        children = [await run.spawn(input=replace(hoard, child=True, children=0), result=str) for _ in range(hoard.children)]
+        return {"joined": sum(ended.result == treasure(hoard, 1) for ended in await run.join(children))}
+    intact = 0
+    for n in range(hoard.steps):
+        intact += await keep(run, hoard, n) == treasure(hoard, n)
+    go = await run.wait_signal("go", str)
+    return {"intact": intact, "trail": len(run.session[TRAIL]), "go": len(go.payload)}
 
 
 def main() -> None:

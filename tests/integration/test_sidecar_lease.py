@@ -11,7 +11,7 @@ import pytest
 from tests.integration.sidecar_harness import PATIENCE, RUN, Gateway, Pod, problem, running
 
 from perdure import protocol
-from perdure.protocol import Answer, Beat, Hello, Lease, LeaseLost, Op, Refusal, Retire, Welcome
+from perdure.protocol import Answer, Beat, Hello, Idle, Lease, LeaseLost, Op, Refusal, Retire, Welcome
 from perdure.sidecar.supervisor import NEWS_SECONDS
 
 
@@ -476,3 +476,57 @@ async def test_an_agent_that_dies_with_its_pod_is_reported_before_the_sidecar_go
             sidecar.terminate()
         assert (await finishes(gateway))["outcome"] == "retry"
         assert await sidecar.exit_code() == 0
+
+
+# ---------------------------------------------------------------------------------------------------- large runs
+
+
+def gives_by_wish(gateway: Gateway) -> None:
+    """Marks in the context only for pods whose agent fetches."""
+
+    async def react(pod: Pod, frame: protocol.FromPod) -> None:
+        if isinstance(frame, Hello | Idle):
+            gateway.lease.fetch = frame.fetch
+            gateway.lease.context = b'{"runId":"%b","marks":%b}' % (RUN.encode(), b"true" if frame.fetch else b"false")
+        await gateway.behave(pod, frame)
+
+    gateway.react = react
+
+
+async def test_the_gateway_hears_whether_the_agent_fetches(tmp_path: Path) -> None:
+    gateway = Gateway()
+    gives_by_wish(gateway)
+    async with running(tmp_path, gateway) as sidecar:
+        assert (await sidecar.get("/v1/run?fetch=true"))[1]["marks"] is True
+        gateway.pod.cut()
+        await gateway.until(lambda: len(gateway.pods) == 2)
+        assert gateway.pod.hello.fetch
+        assert (await sidecar.get("/v1/run?fetch=true"))[1]["marks"] is True
+        assert len(gateway.pods) == 2
+
+
+async def test_an_agent_that_does_not_fetch_gets_its_run_whole(tmp_path: Path) -> None:
+    """Though it was delivered for one that does: as when the image of a pool has two SDKs."""
+    gateway = Gateway()
+    gives_by_wish(gateway)
+    async with running(tmp_path, gateway) as sidecar:
+        assert (await sidecar.get("/v1/run?fetch=true"))[1]["marks"] is True
+        assert (await sidecar.get("/v1/run"))[1]["marks"] is False
+        assert (len(gateway.pods), gateway.pod.hello.fetch) == (2, False)
+        assert (await sidecar.post("events", {"kind": "x"}))[0] == 200
+
+
+async def test_a_session_says_that_its_agent_fetches(tmp_path: Path) -> None:
+    """It may come before the agent asks for its run."""
+    gateway = Gateway()
+    gives_by_wish(gateway)
+    async with running(tmp_path, gateway) as sidecar, sidecar.agent.ws_connect("/v1/session?fetch=true"):
+        asked = await gateway.until(lambda: [frame for pod in gateway.pods for frame in pod.received if getattr(frame, "ready", True)])
+        assert asked[0].fetch
+
+
+async def test_what_is_fetched_passes_through(tmp_path: Path) -> None:
+    gateway = Gateway()
+    async with running(tmp_path, gateway) as sidecar, sidecar.session():
+        assert (await sidecar.post("fetch", {"keys": ["step:s#0"]}))[0] == 200
+        assert gateway.store.bodies() == [{"op": "fetch", "keys": ["step:s#0"]}]

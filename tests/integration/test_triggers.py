@@ -17,7 +17,7 @@ from perdure_operator.domain.errors import DeliveryNotFound, TriggerNotFound
 from perdure_operator.store.resources import Owner, Resources
 from perdure_operator.store.store import Store
 from perdure_operator.store.triggers import Emitted
-from perdure_operator.store.verify import CHECKS
+from perdure_operator.store.verify import check as violations
 
 NOON = datetime(2026, 3, 10, 12, tzinfo=UTC)
 
@@ -481,7 +481,7 @@ async def test_verify_finds_what_is_wrong_with_deliveries(bench: Bench) -> None:
         twice,
     ]
     for wrong in wrongs:
-        transaction = bench.pg.transaction()
+        transaction = bench.pg.transaction(isolation="repeatable_read")
         await transaction.start()
         await bench.pg.execute(wrong)
         found = await check(bench.pg)
@@ -491,4 +491,4 @@ async def test_verify_finds_what_is_wrong_with_deliveries(bench: Bench) -> None:
 
 
 async def check(connection: asyncpg.Connection) -> list[str]:
-    return [name for name, query in CHECKS.items() if await connection.fetch(query)]
+    return [violation.invariant async for violation in violations(connection)]

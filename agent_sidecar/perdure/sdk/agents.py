@@ -108,6 +108,7 @@ class _Attempt:
         strand = execution.strands.begin()
         try:
             with execution.here(execution.root, strand, None):
+                await execution.fetched.all_that_must_be_there()
                 output = await self._agent.body(execution)
         except GeneratorExit:  # nobody awaits it any more: a simulated death
             raise

@@ -20,6 +20,7 @@ import msgspec
 from perdure import protocol
 from perdure.sdk.errors import InvalidInput, PerdureError, Refused, RunCancelled, SidecarUnavailable
 from perdure.sdk.exits import DONE, LEASE_LOST, Exits
+from perdure.sdk.fetching import Fetching
 from perdure.sdk.here import HERE, Here
 from perdure.sdk.identity import Scope
 from perdure.sdk.session import Session
@@ -79,6 +80,7 @@ class Execution:
         self.resume_point = self._read_resume_point()
         self.root = Scope(counts=self.resume_point.ordinals)
         self.session = Session(self.context.slices, self._slice_started_fresh)
+        self.fetched = Fetching(self)
         self.threads = Threads(self.loop)
         self.waits = Waits(self)
         self.strands = Strands(self.waits.nudge)
@@ -188,7 +190,7 @@ class Execution:
     def acted_after(self, seq: int) -> bool:
         """Whether an earlier attempt did anything after this point of the log."""
         done = any(entry.seq > seq for entry in self.context.journal if entry.kind != "wait" or entry.state == "open")
-        return done or any(entry.seq > seq for entry in self.context.ledger)
+        return done or self.context.ledger_seq > seq or any(entry.seq > seq for entry in self.context.ledger)
 
     def notice(self, kind: str, data: dict[str, object]) -> None:
         """A warning for the log of the run and of this process; sent with the next operation."""

@@ -41,7 +41,7 @@ from perdure.sdk import descendants, onethread
 from perdure.sdk.errors import InvalidDeclaration, SidecarUnavailable
 from perdure.sdk.exits import AGENT_FAILED, DONE, LEASE_LOST, ProcessExits
 from perdure.sdk.serve import serve_once
-from perdure.sdk.sidecar import AWAY_SECONDS, GIVE_UP_SECONDS, Address
+from perdure.sdk.sidecar import AWAY_SECONDS, FETCHES, GIVE_UP_SECONDS, Address
 
 if TYPE_CHECKING:
     from perdure.sdk.agents import Agent
@@ -139,7 +139,7 @@ class _Parent:
     def _next(self) -> str | None:
         """The secret of the next lease; None when the pod retires. Raises SidecarUnavailable, _Ended."""
         while True:
-            status, body = self._ask("GET", "/v1/next")
+            status, body = self._ask("GET", "/v1/next" + FETCHES)
             if status == 200:
                 return msgspec.json.decode(body, type=_Next).secret
             if status == 410:

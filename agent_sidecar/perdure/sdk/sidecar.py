@@ -22,6 +22,8 @@ from perdure.sdk.transport import Listener, resend_helps
 from perdure.sdk.websocket import WebSocketClient
 
 DEFAULT_PORT: Final = 4555
+FETCHES: Final = "?fetch=true"
+"""Says that this agent fetches what is too large to come with its run."""
 GIVE_UP_SECONDS: Final = 60.0
 """How long an agent waits for a sidecar that has not been there yet."""
 AWAY_SECONDS: Final = 15.0
@@ -119,7 +121,7 @@ class SidecarTransport:
         silent, patience = True, self._give_up
         while True:
             try:
-                status, body = await self._get("/v1/run")
+                status, body = await self._get("/v1/run" + FETCHES)
             except OSError as error:
                 if self._loop.time() - since > patience:
                     raise SidecarUnavailable(f"no sidecar at {self._address}: {error}") from error
@@ -234,7 +236,7 @@ class SidecarTransport:
         if self._was_open and self._delay == _RECONNECT_SECONDS[0]:
             self._away_since = self._loop.time()
         while not self._closing:
-            self._socket = WebSocketClient(self, "/v1/session", self._secret)
+            self._socket = WebSocketClient(self, "/v1/session" + FETCHES, self._secret)
             try:
                 if self._delay > _RECONNECT_SECONDS[0]:
                     await asyncio.sleep(self._delay)

@@ -82,7 +82,7 @@ class Step(Durable[P, C, R]):
         if entry is not None and entry.fingerprint not in (None, print_):
             key, entry = self._input_changed(execution, entry, print_)
         if entry is not None:
-            return self._recorded(entry)
+            return self._recorded(await execution.fetched.entry(entry))
         with claim.in_flight():
             return cast("R", await _StepRun(execution, self._signature, self._options, key, print_).run(body))
 

@@ -69,7 +69,8 @@ class Waits:
             if known.state == "abandoned":
                 silent = msgspec.json.decode(known.output, type=float) + _MARGIN_SECONDS
             elif known.state != "open":
-                return _recorded(known)
+                recorded = _recorded(await self._execution.fetched.entry(known))
+                return await self._execution.fetched.outcome(claim.key, recorded)
         with claim.in_flight():
             loop = self._execution.loop
             wait = _Wait(body, loop.create_future(), here.strand, begun=loop.time(), silent=silent, hold=hold_seconds)
@@ -78,7 +79,7 @@ class Waits:
             wait.strand.enter()
             self.nudge()
             try:
-                outcome = await wait.future
+                outcome = await self._execution.fetched.outcome(claim.key, await wait.future)
             except BaseException:
                 # The gateway does not see it: a signal must not go to a wait that nobody awaits.
                 self._abandoned[body.key] = protocol.Abandoned(key=body.key, seconds=round(loop.time() - wait.begun, 3))

@@ -80,7 +80,7 @@ class Api:
     # -------------------------------------------------------------------------------------------- the run
 
     async def _run(self, request: Request) -> Reply:
-        return await _within(request, self._pod.context(_bearer(request)))
+        return await _within(request, self._pod.context(_bearer(request), fetches=_fetches(request)))
 
     async def _operation(self, op: str, request: Request) -> Reply:
         req = request.headers.get(REQUEST_ID) or str(uuid.uuid4())
@@ -133,6 +133,7 @@ class Api:
         headers = request.headers
         if request.upgrade != "websocket" or headers.get("sec-websocket-version") != "13" or "sec-websocket-key" not in headers:
             raise refuse("bad-request", "this path is a WebSocket, version 13")
+        self._pod.fetches |= _fetches(request)
         return Upgrade(lambda transport: Session(transport, self._pod, secret))
 
     def _admit(self, request: Request) -> str | None:
@@ -146,6 +147,7 @@ class Api:
 
     async def _next(self, request: Request) -> Reply:
         self._parent_only(request)
+        self._pod.fetches |= _fetches(request)
 
         async def secret() -> bytes:
             return msgspec.json.encode({"secret": await self._pod.next_secret()})
@@ -206,6 +208,11 @@ def make_metrics() -> Metrics:
 def _bearer(request: Request) -> str | None:
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     return secret.strip() if scheme.lower() == "bearer" else None
+
+
+def _fetches(request: Request) -> bool:
+    """Whether this agent fetches what is too large to come with the run."""
+    return request.parameter("fetch") == "true"
 
 
 async def _within(request: Request, answer: Awaitable[bytes]) -> Reply:

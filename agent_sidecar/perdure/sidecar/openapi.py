@@ -32,6 +32,7 @@ ANSWERS: Final[dict[str, type[Struct]]] = {
     "wait": protocol.WaitAnswer,
     "suspend": protocol.WaitAnswer,
     "spawn": protocol.Spawned,
+    "fetch": protocol.Fetched,
     "finish": protocol.Finished,
 }
 
@@ -207,6 +208,13 @@ def _other_paths() -> Json:
         "description": "Seconds to wait at most; without it there is no limit.",
         "schema": {"type": "number", "minimum": 0},
     }
+    fetch = {
+        "name": "fetch",
+        "in": "query",
+        "description": "`true`: this agent fetches what is too large to come with the run (`POST /v1/fetch`). Without it everything comes "
+        "whole; a run that is too large for that is not given to this pod.",
+        "schema": {"type": "boolean", "default": False},
+    }
     nothing = {"204": {"description": "The timeout has passed."}}
     events = (
         "Server-sent events: `cancel` {cancel}, `pause` {pause}, `wait` {outcomes}, `signal` {signals}, `lost` {reason}. A cancel or "
@@ -222,21 +230,21 @@ def _other_paths() -> Json:
     retiring = {"type": "object", "properties": {"retiring": {"type": "boolean"}}, "required": ["retiring"]}
     run = {"200": {"description": "The run that this pod holds.", "content": _json({"$ref": f"{_SCHEMAS}RunContext"})}}
     return {
-        "/v1/run": _get("Waits until this pod holds a run", {**run, **nothing}, *_OF_A_RUN, security="run", parameters=[timeout]),
+        "/v1/run": _get("Waits until this pod holds a run", {**run, **nothing}, *_OF_A_RUN, security="run", parameters=[timeout, fetch]),
         "/v1/stream": _get(
             "What happens to the run, as it happens",
             {"200": {"description": events, "content": {"text/event-stream": text}}},
             "unauthorized",
             security="run",
         ),
-        "/v1/session": _get("The agent's WebSocket", {"101": {"description": session}}, "unauthorized", security="run"),
+        "/v1/session": _get("The agent's WebSocket", {"101": {"description": session}}, "unauthorized", security="run", parameters=[fetch]),
         "/v1/next": _get(
             "Fork per run, unix socket only: waits until this pod holds a run that no process has been made for",
             {"200": {"description": "What the process of the run has to show as a bearer token.", "content": _json(secret)}, **nothing},
             "parent-only",
             "retiring",
             security="parent",
-            parameters=[timeout],
+            parameters=[timeout, fetch],
         ),
         "/v1/idle": {
             "post": {

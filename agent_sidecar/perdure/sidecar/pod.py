@@ -64,7 +64,8 @@ def new_secret() -> str:
 
 
 class Pod:
-    """``over`` is set when the pod's work is done and the process may end. ``retiring``: why it takes no more runs, "" while it does."""
+    """``over`` is set when the pod's work is done and the process may end. ``retiring``: why it takes no more runs, "" while it does.
+    ``fetches``: the agent has said that it fetches what is too large to come with the run."""
 
     def __init__(self, *, reuse: bool, metrics: Metrics, time: Callable[[], float], secrets: Callable[[], str] = new_secret) -> None:
         self.batch = Batch()
@@ -79,6 +80,7 @@ class Pod:
         self.retiring = ""
         self.over = asyncio.Event()
         self.reuse = reuse
+        self.fetches = False
         self._time = time
         self._secrets = secrets
         self._open = False
@@ -126,8 +128,9 @@ class Pod:
         self._asked = True
         self._tell_idle()
 
-    async def context(self, secret: str | None) -> bytes:
-        """Waits until this pod holds a run; its context as JSON. Raises ProblemError."""
+    async def context(self, secret: str | None, *, fetches: bool) -> bytes:
+        """Waits until this pod holds a run; its context as JSON, marks in it only for who ``fetches``. Raises ProblemError."""
+        self.fetches = fetches
         self.asked()
         while True:
             if self.held is None and not self.retiring:
@@ -135,7 +138,15 @@ class Pod:
                 continue
             if self.held is not None and self.held.state is State.RELEASED and not self.reuse:
                 raise refuse("retiring", "the run of this pod has finished or suspended")
-            return self.running(secret).context
+            run = self.running(secret)
+            if not run.marked or fetches:
+                return run.context
+            # It was delivered for an agent that fetches; this one gets it whole, with the next hello.
+            before = run.context
+            if self.link is not None:
+                self.link.close("the agent wants its run whole")
+            while self.held is run and not run.over and run.context is before:
+                await self.change()
 
     async def next_secret(self) -> str:
         """Waits until this pod holds a run that no process has been made for; gives its secret. Who asks has no child alive.
@@ -232,7 +243,7 @@ class Pod:
         """Once after each run, and once for a pod that said hello before its agent was there."""
         if self._open and self._asked and not self._said_ready and self.held is None and not self.retiring:
             self._said_ready = True
-            self._send(Idle())
+            self._send(Idle(fetch=self.fetches))
 
     def retire(self, reason: str) -> None:
         """No more runs; a live one is stopped."""
@@ -266,6 +277,7 @@ class Pod:
                 sidecar=f"perdure/{VERSION}",
                 reuse=self.reuse,
                 ready=self._said_ready,
+                fetch=self.fetches,
                 connection=self._connection,
                 run=run.run if run else None,
                 epoch=run.epoch if run else None,
@@ -328,8 +340,9 @@ class Pod:
     def _on_lease(self, frame: Lease) -> None:
         run = self.held
         if run is not None and run.matches(frame.run, frame.epoch):
-            run.context = frame.context
+            run.context, run.marked = frame.context, frame.fetch
             self._resume()
+            self._changed()
             return
         if run is not None:
             self.end(run, State.LOST, "the gateway gave this pod another lease")

@@ -89,13 +89,16 @@ def operation_tag(body: bytes) -> str:
 
 
 class HeldRun:
-    """A lease and what has happened under it. ``secret``: what its agent process must show, None when every local process may act.
+    """A lease and what has happened under it. ``marked``: something of the context is to be fetched.
+
+    ``secret``: what its agent process must show, None when every local process may act.
     Times are the event loop's."""
 
     def __init__(self, lease: Lease, *, secret: str | None, now: float) -> None:
         self.run = lease.run
         self.epoch = lease.epoch
         self.context = lease.context
+        self.marked = lease.fetch
         self.grace_seconds = lease.grace_seconds
         self.stall_timeout_seconds = lease.stall_timeout_seconds
         self.secret = secret

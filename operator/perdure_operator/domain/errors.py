@@ -190,6 +190,13 @@ class CorruptPayload(PerdureError):
     action = "Check the database; `perdure verify` finds more. A session falls back to the checkpoint before, a result is never redone."
 
 
+class LeaseTooLarge(PerdureError):
+    """What a worker is to be told at once does not fit into a frame."""
+
+    code, status = "lease-too-large", 413
+    action = "Use an SDK, or an agent, that fetches large values (`GET /v1/run?fetch=true`), or let the run keep less."
+
+
 class IllegalTransition(PerdureError):
     """The run's state does not allow this event."""
 

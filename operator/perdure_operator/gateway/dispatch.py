@@ -12,11 +12,10 @@ from uuid import UUID
 import structlog
 
 from perdure import protocol as wire
-from perdure_operator.domain.errors import PerdureError
+from perdure_operator.domain.errors import CorruptPayload, LeaseTooLarge, PerdureError
 from perdure_operator.gateway.pods import Hub
 from perdure_operator.gateway.translate import outcome
 from perdure_operator.services.polling import Kick
-from perdure_operator.store.context import stored_payloads
 from perdure_operator.store.store import News, Store
 
 log = structlog.get_logger(__name__)
@@ -77,9 +76,14 @@ class Dispatcher:
             await self.kick_news.pause(pause)
 
     async def _tell(self, hub: Hub, news: News) -> None:
-        if hub.hearer(news.run, news.epoch) is None:
+        pod = hub.hearer(news.run, news.epoch)
+        if pod is None:
             return
-        payloads = await self._store.payloads([stored for raw in news.outcomes.values() for stored in stored_payloads(raw)])
+        try:
+            payloads = await self._store.outcomes(news.outcomes.values(), pod.portion)
+        except (LeaseTooLarge, CorruptPayload) as error:
+            await hub.undeliverable(pod, news.run, news.epoch, error)
+            return
         pod = hub.hearer(news.run, news.epoch)  # asked again: it may have connected anew meanwhile
         if pod is None:
             return

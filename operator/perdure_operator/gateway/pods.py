@@ -19,8 +19,10 @@ from aiohttp import WSMsgType, web
 
 from perdure import protocol as wire
 from perdure_operator.domain.errors import (
+    CorruptPayload,
     DeadlineExceeded,
     InvalidInput,
+    LeaseTooLarge,
     NotRunning,
     PerdureError,
     PoolNotFound,
@@ -29,11 +31,14 @@ from perdure_operator.domain.errors import (
     StaleFence,
     from_code,
 )
+from perdure_operator.domain.lease import weight
 from perdure_operator.domain.payload import check_json
 from perdure_operator.domain.run import State
 from perdure_operator.gateway import delivery, translate
 from perdure_operator.gateway.auth import PodIdentity
 from perdure_operator.observability import metrics
+from perdure_operator.services.why import UNDELIVERABLE
+from perdure_operator.store.context import LEAN, WHOLE, Portion
 from perdure_operator.store.ids import parse_uuid
 from perdure_operator.store.operations import Control, Fence, Operation, Outcome
 from perdure_operator.store.payload import Payloads
@@ -47,17 +52,20 @@ log = structlog.get_logger(__name__)
 
 HELLO_SECONDS = 10.0
 MAX_OPEN_OPERATIONS = 4096
+_OF_THE_RUN = (LeaseTooLarge, CorruptPayload, msgspec.MsgspecError, RecursionError)
+"""Why a lease cannot be delivered, when the reason lies in the run: no other pod and no other time would change it."""
 _FENCED_OUT = (StaleFence.code, RunFinished.code, NotRunning.code, RunNotFound.code, DeadlineExceeded.code)
 _STEPS = metrics.OPERATIONS.labels("step.end", "ok")
 
 
 class Pod:
-    """One connected pod."""
+    """One connected pod. ``fetches``: its agent takes marks in place of what is large."""
 
     def __init__(self, identity: PodIdentity, socket: web.WebSocketResponse) -> None:
         self.id = identity.pod_id
         self.pool = identity.pool
         self.reuse = False
+        self.fetches = False
         self.connection = 0
         self.held: translate.Held | None = None
         self.last: Fence | None = None
@@ -69,7 +77,10 @@ class Pod:
         self._more = asyncio.Event()
 
     def send(self, frame: wire.FromGateway) -> None:
-        self._frames.append(wire.encode_frame(frame))
+        self.send_encoded(wire.encode_frame(frame))
+
+    def send_encoded(self, frame: bytes) -> None:
+        self._frames.append(frame)
         self._more.set()
 
     def opened(self) -> None:
@@ -86,6 +97,11 @@ class Pod:
             self._room.clear()
             await self._room.wait()
 
+    @property
+    def portion(self) -> Portion:
+        """How much of its run it is told at once."""
+        return LEAN if self.fetches else WHOLE
+
     async def pump(self) -> None:
         while True:
             await self._more.wait()
@@ -93,6 +109,7 @@ class Pod:
             frames, self._frames = self._frames, []
             for frame in frames:
                 await self._socket.send_bytes(frame)
+            del frames, frame  # or the last ones are kept until the next come
 
     async def last_words(self) -> None:
         """Sends what is left, for a second at most."""
@@ -126,6 +143,8 @@ class Hub:
         """Runs whose lease is being read for its pod, by the number of connections for which it is; for these there was news meanwhile:"""
         self._unheard: set[UUID] = set()
         self._closing = False
+        # Those that are read whole may be large, so one after the other.
+        self._readings = {False: asyncio.Semaphore(16), True: asyncio.Semaphore(2)}
 
     # ------------------------------------------------------------------------------------------------ what others ask
 
@@ -232,7 +251,7 @@ class Hub:
         if hello.protocol != wire.PROTOCOL_VERSION:
             pod.send(wire.Retire(reason=f"this gateway speaks protocol {wire.PROTOCOL_VERSION}, not {hello.protocol}"))
             return False
-        pod.reuse, pod.connection = hello.reuse, hello.connection
+        pod.reuse, pod.fetches, pod.connection = hello.reuse, hello.fetch, hello.connection
         believed = _uuid(hello.run) if hello.run else None
         if not 0 <= (hello.epoch or 0) <= translate.MAX_INT:
             raise InvalidInput(f"{hello.epoch} is no epoch")
@@ -277,6 +296,8 @@ class Hub:
         self._bringing[run] += 1
         try:
             await self._bring(pod, run, epoch, known)
+        except _OF_THE_RUN as error:
+            await self.undeliverable(pod, run, epoch, error)
         except PerdureError as error:
             # The lease stands without having been heard: it is delivered on the next hello, or it expires.
             log.warning("a lease could not be delivered", run=str(run), error=str(error))
@@ -289,9 +310,11 @@ class Hub:
 
     async def _bring(self, pod: Pod, run: UUID, epoch: int, known: bool) -> None:
         """Raises PerdureError."""
-        context = await self._store.context(run)
-        if self.pods.get(pod.id) is not pod:
-            return
+        async with self._readings[pod.portion.whole]:
+            context = await self._store.context(run, pod.portion)
+            if self.pods.get(pod.id) is not pod:
+                return
+            frame = delivery.lease(context, fetches=pod.fetches)
         # The state as well: a run that was suspended or has ended since keeps its epoch until the next lease.
         if context.run.epoch != epoch or context.state != State.RUNNING:
             if known:  # it cleans up first, and says itself when it is idle
@@ -308,12 +331,33 @@ class Hub:
         pod.held = delivery.held(context, pod.id)
         pod.last = pod.held.fence
         self._by_run[run] = pod
-        pod.send(delivery.lease(context))
+        pod.send_encoded(frame)
         if context.run.cancel_requested or context.run.pause:
             poke = wire.Poke(cancel=context.run.cancel_requested, pause=context.run.pause)
             pod.send(wire.Push(run=str(run), epoch=epoch, poke=wire.encode_json(poke)))
         if run in self._unheard:
             await self._store.tell_again(self._gateway, run)
+
+    async def undeliverable(self, pod: Pod, run: UUID, epoch: int, error: Exception) -> None:
+        """What its holder must be told cannot be told, and could not be next time: an attempt is lost, with the reason in the run's log;
+        when that has happened often enough the run is parked."""
+        log.warning("a lease cannot be delivered", run=str(run), epoch=epoch, error=str(error))
+        assert self.batcher is not None
+        body = {"leaseEpoch": epoch, "reason": UNDELIVERABLE, "weight": weight(UNDELIVERABLE), "message": str(error)[:2000]}
+        try:
+            await self.batcher.apply(Control(run, "expire", body))
+        except PerdureError as refused:
+            log.warning("it could not be given back", run=str(run), error=str(refused))
+            await pod.close()
+            return
+        if self.pods.get(pod.id) is not pod:
+            return
+        if pod.held is not None and pod.held.run == run and pod.held.fence.epoch == epoch:
+            self.lost(run, pod.held.fence, UNDELIVERABLE)
+        elif pod.reuse:
+            await self.restore(pod)
+        else:
+            pod.send(wire.Retire(reason="its run could not be delivered"))
 
     async def restore(self, pod: Pod) -> None:
         """It was leased a run, never heard of it, and the run has gone on elsewhere: it waits still. Raises PerdureError."""
@@ -329,6 +373,7 @@ class Hub:
         if isinstance(frame, wire.Op):
             await self._operation(pod, frame)
         elif isinstance(frame, wire.Idle):
+            pod.fetches = frame.fetch
             if await self._store.pod_idle(pod.id, self._gateway, pod.connection):
                 self._release(pod)
                 self._becomes_idle(pod)
@@ -346,6 +391,10 @@ class Hub:
             held = self._fence(pod, frame, body)
             if isinstance(body, wire.StepBegin):
                 pod.send(wire.Answer(id=frame.id, body=await self._step_begin(held, body)))
+                return
+            if isinstance(body, wire.Fetch):
+                pod.opened()
+                self._later(self._fetch(pod, frame, held.run, body))
                 return
             operation = await self._translated(held, _request_id(frame.req), body)
         except PerdureError as error:
@@ -372,7 +421,7 @@ class Hub:
         held = pod.held
         if held is not None and held.run_id == frame.run and held.fence.epoch == frame.epoch:
             return held
-        if isinstance(body, wire.Spawn | wire.ActivityBegin | wire.StepBegin):
+        if isinstance(body, wire.Spawn | wire.ActivityBegin | wire.StepBegin | wire.Fetch):
             raise StaleFence(f"this pod does not hold run {frame.run} at epoch {frame.epoch}")
         # Not the lease that we know, but it may be a resend of what was committed, or a late receipt: the store decides under the lock.
         return translate.Held(_uuid(frame.run), frame.run, "", "", pod.pool, Fence(frame.epoch, pod.id), {})
@@ -387,6 +436,18 @@ class Hub:
                 wire.StepDecision(decision="failed", key=key, error=wire.ErrorInfo(**(entry.error or {"type": "Failed"})))
             )
         return wire.encode_json(wire.StepDecision(decision="done", key=key, output=msgspec.Raw(entry.output)))
+
+    async def _fetch(self, pod: Pod, frame: wire.Op, run: UUID, body: wire.Fetch) -> None:
+        try:
+            async with self._readings[False]:
+                answer = await delivery.fetch(self._store, run, body)
+        except PerdureError as error:
+            self._refuse(pod, frame, "fetch", error)
+        else:
+            metrics.OPERATIONS.labels("fetch", "ok").inc()
+            pod.send(wire.Answer(id=frame.id, body=answer))
+        finally:
+            pod.answered()
 
     def _done(self, pod: Pod, frame: wire.Op, operation: Operation, result: Outcome | PerdureError) -> None:
         pod.answered()
@@ -418,7 +479,10 @@ class Hub:
 
     async def _answer_with_blobs(self, pod: Pod, frame: wire.Op, kind: str, result: Outcome, released: bool) -> None:
         try:
-            payloads = await self._store.payloads(translate.stored(result.answer))
+            if kind in ("wait", "suspend"):
+                payloads = await self._store.outcomes(result.answer.get("outcomes", {}).values(), pod.portion)
+            else:
+                payloads = await self._store.payloads(translate.stored(result.answer))
         except PerdureError as error:
             self._refuse(pod, frame, kind, error)  # retryable: the resend gets the stored answer
             return

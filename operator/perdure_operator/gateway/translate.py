@@ -297,23 +297,29 @@ def stored(answer: dict[str, Any]) -> list[bytes | None]:
     return found
 
 
+def fired_payload(kind: str, data: dict[str, Any] | None, payload: bytes) -> bytes:
+    """What an agent gets for a condition that came true."""
+    if kind != "child_done":
+        return payload
+    data = data or {}
+    error = data.get("error")
+    info = (
+        wire.ErrorInfo(type=error.get("type", ""), message=error.get("message", ""), retryable=error.get("retryable", True))
+        if error
+        else None
+    )
+    return wire.encode_json(
+        wire.ChildResult(status=data.get("status", ""), output=Raw(payload), error=info, reason=data.get("reason") or "")
+    )
+
+
 def outcome(raw: dict[str, Any], payloads: Payloads) -> wire.WaitOutcome:
-    """A wait's outcome from the store's form of it."""
+    """A wait's outcome from the store's form of it. Payloads that were not loaded are to be fetched."""
     fired = []
     for f in raw["fired"]:
-        payload = payloads.get(b64decode(f["payload"])) if f.get("payload") else b"null"
-        if f["kind"] == "child_done":
-            data = f.get("data") or {}
-            error = data.get("error")
-            result = wire.ChildResult(
-                status=data.get("status", ""),
-                output=Raw(payload),
-                error=wire.ErrorInfo(type=error.get("type", ""), message=error.get("message", ""), retryable=error.get("retryable", True))
-                if error
-                else None,
-                reason=data.get("reason") or "",
-            )
-            payload = wire.encode_json(result)
+        stored = b64decode(f["payload"]) if f.get("payload") else None
+        here = payloads.here(stored)
+        payload = fired_payload(f["kind"], f.get("data"), payloads.get(stored)) if here else b"null"
         fired.append(
             wire.Fired(
                 index=f["index"],
@@ -323,6 +329,7 @@ def outcome(raw: dict[str, Any], payloads: Payloads) -> wire.WaitOutcome:
                 at=f.get("at", ""),
                 late_seconds=max(0.0, f.get("lateSeconds", 0)),
                 payload=Raw(payload),
+                fetch=not here,
             )
         )
     return wire.WaitOutcome(status=raw["status"], fired=fired)

@@ -24,6 +24,8 @@ _PENDING = {
     None: "queued{failed}: waits for an idle pod of pool {pool}",
 }
 LOSSES = "LossesExhausted"
+UNDELIVERABLE = "LeaseUndeliverable"
+"""What its workers are to be told cannot be told to them."""
 _WENT_ON = frozenset({"", "Woken", "Resumed"})
 """Reasons of a run that is queued and has not just failed."""
 
@@ -72,7 +74,8 @@ def _pending(row: Row) -> tuple[str, str]:
     if trouble := trouble_of_pool(row):
         return "PoolNotReady", pool_fails(row, trouble) + _next_try(trouble["nextTry"])
     failure = ": ".join(part for part in (row["reason"], row["message"]) if part)
-    failed = f" again after attempt {row['attempt']} failed ({failure[:300]})" if row["failures"] and row["reason"] not in _WENT_ON else ""
+    told = row["reason"] == UNDELIVERABLE or (row["failures"] and row["reason"] not in _WENT_ON)
+    failed = f" again after attempt {row['attempt']} failed ({failure[:300]})" if told else ""
     words = _PENDING.get(code, code or "").format(
         runnable_at=rfc3339(row["runnable_at"]), pool=row["pool"], namespace=row["namespace"], failure=failure and f" ({failure[:300]})",
         failed=failed,

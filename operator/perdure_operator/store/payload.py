@@ -18,7 +18,11 @@ import zstandard
 
 from perdure_operator.domain.errors import CorruptPayload
 
+Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
+
 INLINE_BYTES = 1024
+LARGEST_BYTES = 64 * 1024 * 1024
+"""No value that was ever accepted is larger."""
 _INLINE, _BLOB = b"\x00", b"\x01"
 _compressor = zstandard.ZstdCompressor(level=3, write_checksum=True)
 _decompressor = zstandard.ZstdDecompressor()
@@ -44,15 +48,38 @@ def in_place(stored: bytes) -> bytes | None:
     return stored[1:] if stored[:1] == _INLINE else None
 
 
+class Room:
+    """How many bytes of JSON a reading may hold: ``total``, and ``each`` for a single value."""
+
+    def __init__(self, total: int, each: int | None = None) -> None:
+        self.left = total
+        self._each = total if each is None else each
+
+    def take(self, size: int) -> bool:
+        """False, and nothing taken, if it does not fit."""
+        if size > self.left or size > self._each:
+            return False
+        self.left -= size
+        return True
+
+    def charge(self, size: int) -> None:
+        """For what is there in any case."""
+        self.left -= size
+
+
 class Payloads:
-    """Resolves stored forms to JSON, all blobs of one reading in one query: collect with ``want``, ``load``, then ``get``."""
+    """Resolves stored forms to JSON, all blobs of one reading in one query: collect with ``want``, ``load``, then ``get``.
+
+    A reading whose size nobody knows is measured first (``measure``, ``size``): a frame says how much it unpacks to, so what is not taken
+    is neither read nor unpacked. A few bytes can stand for two megabytes."""
 
     def __init__(self) -> None:
         self._wanted: set[bytes] = set()
         self._found: dict[bytes, bytes] = {}
+        self._sizes: dict[bytes, int] = {}
 
     @classmethod
-    async def of(cls, connection: asyncpg.Connection | asyncpg.pool.PoolConnectionProxy, stored: Iterable[bytes | None]) -> Payloads:
+    async def of(cls, connection: Connection, stored: Iterable[bytes | None]) -> Payloads:
         """All of these, loaded."""
         payloads = cls()
         payloads.want(stored)
@@ -62,7 +89,37 @@ class Payloads:
     def want(self, stored: Iterable[bytes | None]) -> None:
         self._wanted.update(s for s in stored if s is not None and s[:1] == _BLOB)
 
-    async def load(self, connection: asyncpg.Connection | asyncpg.pool.PoolConnectionProxy) -> None:
+    async def measure(self, connection: Connection, stored: Iterable[bytes | None]) -> None:
+        """Afterwards ``size`` knows these."""
+        missing = [s for s in {s for s in stored if s is not None and s[:1] == _BLOB} if s not in self._sizes]
+        if not missing:
+            return
+        rows = await connection.fetch(
+            "select run_id, hash, substring(data for 18) as head "
+            "from perdure.blobs join unnest($1::uuid[], $2::bytea[]) as w(run_id, hash) using (run_id, hash)",
+            [UUID(bytes=s[1:17]) for s in missing],
+            [s[17:49] for s in missing],
+        )
+        for row in rows:
+            if (size := _unpacked(row["head"])) is not None:
+                self._sizes[_BLOB + row["run_id"].bytes + row["hash"]] = size
+
+    def size(self, stored: bytes | None) -> int:
+        """Bytes of JSON, of what was measured. Raises CorruptPayload."""
+        if stored is None:
+            return len(b"null")
+        if stored[:1] == _INLINE:
+            return len(stored) - 1
+        try:
+            return self._sizes[stored]
+        except KeyError:
+            raise _broken(stored) from None
+
+    def here(self, stored: bytes | None) -> bool:
+        """Whether ``get`` would give it."""
+        return stored is None or stored[:1] == _INLINE or stored in self._found
+
+    async def load(self, connection: Connection) -> None:
         missing = [s for s in self._wanted if s not in self._found]
         if not missing:
             return
@@ -73,7 +130,8 @@ class Payloads:
         )
         for row in rows:
             with suppress(zstandard.ZstdError):  # a broken one counts as missing
-                self._found[_BLOB + row["run_id"].bytes + row["hash"]] = _decompressor.decompress(row["data"])
+                if _unpacked(row["data"][:18]) is not None:
+                    self._found[_BLOB + row["run_id"].bytes + row["hash"]] = _decompressor.decompress(row["data"])
 
     def get(self, stored: bytes | None) -> bytes:
         """The JSON; ``null`` for nothing. Raises CorruptPayload."""
@@ -84,4 +142,17 @@ class Payloads:
         try:
             return self._found[stored]
         except KeyError:
-            raise CorruptPayload(f"blob {stored[17:49].hex()} of run {UUID(bytes=stored[1:17])} is missing or broken") from None
+            raise _broken(stored) from None
+
+
+def _unpacked(head: bytes) -> int | None:
+    """To how many bytes a frame unpacks, by its head; None if it says nothing, or more than any value has: it is none of ours."""
+    try:
+        size = zstandard.frame_content_size(head)
+    except zstandard.ZstdError:
+        return None
+    return size if 0 <= size <= LARGEST_BYTES else None
+
+
+def _broken(stored: bytes) -> CorruptPayload:
+    return CorruptPayload(f"blob {stored[17:49].hex()} of run {UUID(bytes=stored[1:17])} is missing or broken")

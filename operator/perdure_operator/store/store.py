@@ -7,7 +7,7 @@ commit. What may change a run goes through ``journal`` and ``control`` (``sql/60
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -19,7 +19,7 @@ import stamina
 
 from perdure_operator.domain.lease import taken_away, weight
 from perdure_operator.store import batch, reads, verify
-from perdure_operator.store.context import Context, JournalRow, journaled, load
+from perdure_operator.store.context import WHOLE, Context, JournalRow, Portion, journaled, load, outcomes
 from perdure_operator.store.errors import translated
 from perdure_operator.store.operations import Control, JournalStep, Outcome
 from perdure_operator.store.payload import Payloads, encode
@@ -423,10 +423,21 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------------------ reads
 
-    async def context(self, run: UUID) -> Context:
-        """All that the next worker of this run needs. Raises RunNotFound."""
+    async def context(self, run: UUID, portion: Portion = WHOLE) -> Context:
+        """All that the next worker of this run needs, or so much of it. Raises RunNotFound, CorruptPayload, LeaseTooLarge."""
         async with self.connection() as connection:
-            return await load(connection, run)
+            return await load(connection, run, portion)
+
+    async def outcomes(self, raw: Iterable[dict[str, Any]], portion: Portion) -> Payloads:
+        """The payloads of outcomes of waits, as many as come along. Raises CorruptPayload, LeaseTooLarge."""
+        async with self.connection() as connection:
+            return await outcomes(connection, raw, portion)
+
+    @asynccontextmanager
+    async def windows(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy]:
+        """For the readings of windows.py."""
+        async with self.connection() as connection:
+            yield connection
 
     async def journaled(self, run: UUID, key: str) -> JournalRow | None:
         """What the journal holds under a step's key."""
@@ -443,7 +454,15 @@ class Store:
         async with self.connection() as connection:
             yield reads.Reader(connection)
 
-    async def verify(self) -> list[verify.Violation]:
-        """The invariants, each as a query. Empty: all hold."""
+    async def violations(
+        self, *, runs: Sequence[UUID] | None = None, since_seconds: float | None = None, progress: verify.Progress | None = None
+    ) -> AsyncIterator[verify.Violation]:
+        """The same as it is found, of the whole store or of a part; see verify.py."""
         async with self.connection() as connection:
-            return await verify.check(connection)
+            async for violation in verify.check(connection, runs=runs, since_seconds=since_seconds, progress=progress):
+                yield violation
+
+    async def verify(self) -> list[verify.Violation]:
+        """The invariants, each as a query, over the whole store. Empty: all hold."""
+        async with self.connection() as connection:
+            return [violation async for violation in verify.check(connection)]

@@ -53,7 +53,7 @@ class LateStore:
     async def pod_hello(self, pod: UUID, *_: Any, **__: Any) -> PodStatus:
         return PodStatus("leased", uuid4(), 1, pod)
 
-    async def context(self, run: UUID) -> NoReturn:
+    async def context(self, run: UUID, portion: object) -> NoReturn:
         self.asked.set()
         await self.answer.wait()
         raise Unavailable("down")

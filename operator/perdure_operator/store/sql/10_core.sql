@@ -175,8 +175,8 @@ create or replace function perdure.taken_away(p_pod uuid) returns boolean langua
   select exists (select 1 from perdure.pods where pod_id = p_pod and state = 'retiring')
 $$;
 
--- `p_counts`: false when somebody took the worker away on purpose.
-create or replace function perdure.worker_lost(r perdure.runs, p_reason text, p_counts boolean, p_now timestamptz)
+-- `p_counts`: false when somebody took the worker away on purpose. `p_message`: what there is to say beside the reason.
+create or replace function perdure.worker_lost(r perdure.runs, p_reason text, p_counts boolean, p_now timestamptz, p_message text default '')
 returns perdure.runs language plpgsql as $$
 begin
   if p_counts then
@@ -189,8 +189,9 @@ begin
     r.paused := true;
     r.wake_due := true;
     return perdure.move(r, 'pause', 'LossesExhausted',
-      format('%s workers were lost without progress, the last one: %s; resume to try again', r.losses, p_reason), p_now);
+      format('%s workers were lost without progress, the last one: %s; resume to try again', r.losses,
+             p_reason || coalesce(': ' || nullif(p_message, ''), '')), p_now);
   end if;
   r.reasons := r.reasons || jsonb_build_array(jsonb_build_object('kind', 'lost', 'name', p_reason, 'at', p_now));
-  return perdure.move(r, 'lose', p_reason, '', p_now);
+  return perdure.move(r, 'lose', p_reason, p_message, p_now);
 end $$;

@@ -277,7 +277,8 @@ begin
   end if;
   r := case p_body ->> 'weight'
     when 'failure' then perdure.attempt_failed(r, p_body ->> 'reason', 'the worker ended', p_now)
-    else perdure.worker_lost(r, p_body ->> 'reason', p_body ->> 'weight' is distinct from 'none', p_now) end;
+    else perdure.worker_lost(r, p_body ->> 'reason', p_body ->> 'weight' is distinct from 'none', p_now,
+                              coalesce(p_body ->> 'message', '')) end;
   r := perdure.settle(r, p_now);
   return (r, jsonb_build_object('expired', true))::perdure.op_result;
 end $$;
