@@ -1,0 +1,137 @@
+"""A soak from its beginning to its verdict.
+
+    plan ──▶ load, person, faults, freezes ──▶ stack ──▶ agents ──▶ outside world (its log)
+                   │ (acks)                      │ (public API)              │
+                   └────────────────▶ checker ◀──┴───────────────────────────┘
+
+First load and faults together, then what was begun may end, undisturbed, then the evidence is read and judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.stack import seen
+from tests.harness.gateways import zygote
+from tests.soak import report
+from tests.soak.checker import Violation, check, journeys_of
+from tests.soak.evidence import Evidence, gather
+from tests.soak.faults import Faults
+from tests.soak.load import Acks, Load
+from tests.soak.moments import Freezer, Moments, listening
+from tests.soak.person import Person, probe
+from tests.soak.plan import Options, Plan, plan
+from tests.soak.stack import BEAT, SoakStack, outside, stack
+
+END_SECONDS = 75.0
+"""What was begun has so long to end after the last fault; half as much again, and it would not have ended at all."""
+
+
+@dataclass
+class Outcome:
+    violations: list[Violation]
+    table: str
+    failure: str
+
+
+@dataclass
+class _Session:
+    """What the parts of one soak share."""
+
+    stack: SoakStack
+    plan: Plan
+    moments: Moments
+    world: str
+    folder: Path
+    counts: Counter[str]
+    outage: dict[str, float]
+
+
+async def soak(options: Options, folder: Path, say: report.Say) -> Outcome:
+    """``folder``: an empty one that the database's system user can enter; logs and evidence stay there."""
+    began = time.monotonic()
+    made = plan(options)
+    say(report.opening(made))
+    world, acks = folder / "world.jsonl", folder / "acks.jsonl"
+    counts: Counter[str] = Counter()
+    outage: dict[str, float] = {}
+    with zygote() as forks:
+        async with listening(made.freezes) as moments, stack(folder, forks) as on:
+            with outside(world, moments.url) as url:
+                session = _Session(on, made, moments, url, folder, counts, outage)
+                await on.pools(url, moments.url)
+                await on.triggers(suspend=False)
+                await _disturbed(session, Acks(acks), say)
+                journeys = journeys_of([start.journey for start in made.starts] + [wish for _, wish in made.wishes]) | {"": BEAT}
+                evidence = await gather(on, journeys, world, acks)
+                verified = await on.store.verify()
+                counts["deadlocks"] = on.postgres.log_file.read_text(errors="replace").count("deadlock detected")
+    _keep(evidence, folder / "evidence.json")
+    violations = check(evidence) + [Violation("verify", found.invariant, found.run, found.detail) for found in verified]
+    table = report.table(
+        evidence, counts, violations, outage=outage["longest outage"], seconds=time.monotonic() - began, planned=len(made.starts)
+    )
+    return Outcome(violations, table, report.failure(evidence, violations, options.seed, folder) if violations else "")
+
+
+async def _disturbed(session: _Session, acks: Acks, say: report.Say) -> None:
+    """Load and faults for their time, then quiet until all has ended, or should have."""
+    on, counts, options = session.stack, session.counts, session.plan.options
+    session.moments.freezer = freezer = Freezer(lambda: on.fleet.pods, counts)  # type: ignore[arg-type,return-value]
+    began = asyncio.get_running_loop().time()
+    person = Person(on, session.world, acks, counts, options.seed)
+    beside: list[Coroutine[Any, Any, None]] = [
+        person.run(), probe(on, session.outage), report.progress(on, counts, session.folder / "world.jsonl", say),
+    ]  # fmt: skip
+    tasks = [asyncio.create_task(work) for work in beside]
+    load = asyncio.create_task(Load(on, session.plan, acks, counts).run(began))
+    try:
+        faults = asyncio.create_task(Faults(on, freezer, counts).run(session.plan.faults, began))
+        await _unless_ended(asyncio.sleep(options.load_seconds), *tasks, load=load)
+        freezer.thaw()
+        await faults
+        await on.triggers(suspend=True)
+        say("no more load and no more faults; what was begun may end")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await load
+                await _until_ended(on)
+    finally:
+        for task in (*tasks, load):
+            task.cancel()
+        await asyncio.gather(*tasks, load, return_exceptions=True)
+
+
+async def _unless_ended(work: Coroutine[Any, Any, None], *tasks: asyncio.Task[None], load: asyncio.Task[None]) -> None:
+    """The work; raises when one of the tasks that go on beside it has broken."""
+    main = asyncio.ensure_future(work)
+    pending: set[asyncio.Future[None]] = {main, load, *tasks}
+    while not main.done():
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for one in done:
+            one.result()
+
+
+async def _until_ended(on: SoakStack) -> None:
+    query = (
+        "select 1 from perdure.runs where finished_at is null union all select 1 from perdure.deliveries where closed_at is null limit 1"
+    )
+
+    async def ended() -> bool:
+        return not await on.sql(query)
+
+    await seen(ended, every=0.5)
+
+
+def _keep(evidence: Evidence, file: Path) -> None:
+    """So that a verdict can be looked into afterwards."""
+    runs = [{"view": run.view, "events": run.events, "journal": run.journal} for run in evidence.runs]
+    file.write_text(json.dumps({"runs": runs, "deliveries": evidence.deliveries}))
