@@ -92,13 +92,10 @@ def ended(case: Case) -> Iterator[Violation]:
         if run.id in case.cancelled:
             allowed = {"Cancelled"}
         if state not in allowed:
-            error = run.view.get("error") or {}
-            yield Violation(
-                "lost",
-                "ended",
-                run.name,
-                f"is {state} ({run.view.get('reason')}: {error.get('message')}), not {' or '.join(sorted(allowed))}",
-            )
+            why = f"{run.view.get('reason')}: {(run.view.get('error') or {}).get('message')}"
+            yield Violation("lost", "ended", run.name, f"is {state} ({why}), not {' or '.join(sorted(allowed))}")
+        if state == "Succeeded" and not isinstance(run.view.get("result"), dict):
+            yield Violation("lost", "ended", run.name, "has succeeded without a result")
 
 
 def signals(case: Case) -> Iterator[Violation]:

@@ -19,20 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.stack import seen
 from tests.harness.gateways import zygote
 from tests.soak import report
 from tests.soak.checker import Violation, check, journeys_of
 from tests.soak.evidence import Evidence, gather
 from tests.soak.faults import Faults
-from tests.soak.load import Acks, Load
+from tests.soak.load import LOOK_SECONDS, Acks, Load
 from tests.soak.moments import Freezer, Moments, listening
 from tests.soak.person import Person, probe
 from tests.soak.plan import Options, Plan, plan
 from tests.soak.stack import BEAT, SoakStack, outside, stack
 
-END_SECONDS = 75.0
-"""What was begun has so long to end after the last fault; half as much again, and it would not have ended at all."""
+END_SECONDS, STALLED_SECONDS = 180.0, 75.0
+"""What was begun has so long to end after the last fault, and no longer than this without anything that happens in any run."""
 
 
 @dataclass
@@ -93,27 +92,30 @@ async def _disturbed(session: _Session, acks: Acks, say: report.Say) -> None:
     ]  # fmt: skip
     tasks = [asyncio.create_task(work) for work in beside]
     load = asyncio.create_task(Load(on, session.plan, acks, counts).run(began))
+    faults = asyncio.create_task(Faults(on, freezer, counts).run(session.plan.faults, began))
     try:
-        faults = asyncio.create_task(Faults(on, freezer, counts).run(session.plan.faults, began))
-        await _unless_ended(asyncio.sleep(options.load_seconds), *tasks, load=load)
+        await _unless_broken(asyncio.sleep(options.load_seconds), load, faults, *tasks)
         freezer.thaw()
         await faults
         await on.triggers(suspend=True)
         say("no more load and no more faults; what was begun may end")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_SECONDS):
-                await load
-                await _until_ended(on)
+        ended, stalled = asyncio.gather(load, _until_ended(on)), asyncio.create_task(_until_stalled(on))
+        tasks += [stalled]
+        await asyncio.wait([ended, stalled], timeout=END_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await ended
     finally:
-        for task in (*tasks, load):
+        tasks += [load, faults]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, load, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _unless_ended(work: Coroutine[Any, Any, None], *tasks: asyncio.Task[None], load: asyncio.Task[None]) -> None:
+async def _unless_broken(work: Coroutine[Any, Any, None], *tasks: asyncio.Task[None]) -> None:
     """The work; raises when one of the tasks that go on beside it has broken."""
     main = asyncio.ensure_future(work)
-    pending: set[asyncio.Future[None]] = {main, load, *tasks}
+    pending: set[asyncio.Future[None]] = {main, *tasks}
     while not main.done():
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         for one in done:
@@ -124,11 +126,22 @@ async def _until_ended(on: SoakStack) -> None:
     query = (
         "select 1 from perdure.runs where finished_at is null union all select 1 from perdure.deliveries where closed_at is null limit 1"
     )
+    while True:
+        if not await on.sql(query):
+            return
+        await asyncio.sleep(LOOK_SECONDS)
 
-    async def ended() -> bool:
-        return not await on.sql(query)
 
-    await seen(ended, every=0.5)
+async def _until_stalled(on: SoakStack) -> None:
+    """Returns when no run has changed for long."""
+    loop, before, since = asyncio.get_running_loop(), None, 0.0
+    while True:
+        [row] = await on.sql("select sum(last_seq) as events from perdure.runs")
+        if row["events"] != before:
+            before, since = row["events"], loop.time()
+        elif loop.time() - since > STALLED_SECONDS:
+            return
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _keep(evidence: Evidence, file: Path) -> None:

@@ -73,6 +73,7 @@ TAMPERED: dict[str, tuple[str, str, Callable[[Evidence], Any]]] = {
     "a run has another id": ("lost", "created", lambda e: set_(ack(e, "created", name="other"), run="id-stranger")),
     "a run has not ended": ("lost", "ended", lambda e: set_(run(e, "other").view, state="Suspended")),
     "a run failed that should not": ("lost", "ended", lambda e: set_(run(e, "other").view, state="Failed")),
+    "a run's result is gone": ("lost", "ended", lambda e: set_(run(e, "other").view, result=None)),
     "a run was cancelled by nobody": ("lost", "ended", lambda e: set_(run(e, "other").view, state="Cancelled")),
     "a run succeeded that should fail": ("lost", "ended", lambda e: set_(run(e, "fails").view, state="Succeeded")),
     "a run succeeded that was cancelled": ("lost", "ended", lambda e: set_(run(e, "hangs").view, state="Succeeded")),
