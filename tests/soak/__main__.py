@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import random
-import shutil
 import sys
-import tempfile
-from pathlib import Path
 
 from tests.soak.plan import Options
 from tests.soak.soak import soak
@@ -27,21 +23,12 @@ def main() -> int:
     given = parser.parse_args()
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
     print(f"seed {seed}", flush=True)
-    folder = Path(tempfile.mkdtemp(prefix="perdure-soak-"))
-    folder.chmod(0o711)
-    # What the connections of the stack have to say while their database is down.
-    logging.basicConfig(filename=folder / "soak.log")
     options = Options(given.seconds, seed, freeze_before_sync_query=not given.no_freeze_before_sync_query)
-    try:
-        outcome = asyncio.run(soak(options, folder, lambda words: print(words, flush=True)))
-    except BaseException:
-        print(f"the soak itself has broken, seed {seed}; logs are in {folder}", file=sys.stderr, flush=True)
-        raise
+    outcome = asyncio.run(soak(options, lambda words: print(words, flush=True)))
     print(outcome.table)
     if outcome.violations:
         print(outcome.failure)
         return 1
-    shutil.rmtree(folder, ignore_errors=True)
     print(f"seed {seed}: nothing lost, nothing twice, all results right")
     return 0
 

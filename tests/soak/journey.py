@@ -45,12 +45,17 @@ def every(journey: Journey) -> list[Journey]:
 
 
 def ends(journey: Journey) -> set[str]:
-    """States in which a run of this journey may end when nobody cancels it. One that hangs does not end by itself."""
+    """States in which a run of this journey may end when nobody cancels it. One that hangs does not end by itself.
+
+    A child that fails its parent does so at some time: before the end of the parent only if that waits for all."""
+    sooner: set[str] = set()
     for action in journey.actions:
         if action.do == "fail":
-            return {"Failed"}
+            return sooner | {"Failed"}
         if action.do == "hang":
-            return {"Cancelled"}
+            return sooner | {"Cancelled"}
         if action.bond == "fail_parent" and any(ends(child) != {"Succeeded"} for child in action.plans):
-            return {"Failed"}
-    return {"Succeeded"}
+            sooner = {"Failed"}
+            if action.join == "all":
+                return sooner
+    return sooner | {"Succeeded"}

@@ -12,6 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
+import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Coroutine
@@ -54,8 +57,36 @@ class _Session:
     outage: dict[str, float]
 
 
-async def soak(options: Options, folder: Path, say: report.Say) -> Outcome:
-    """``folder``: an empty one that the database's system user can enter; logs and evidence stay there."""
+async def soak(options: Options, say: report.Say) -> Outcome:
+    """Logs, evidence and database stay in a temporary folder if there is any violation; the failure names it."""
+    folder = _folder()
+    # What the connections have to say while their database is down.
+    log = logging.FileHandler(folder / "soak.log")
+    connections = logging.getLogger("asyncpg")
+    connections.addHandler(log)
+    connections.propagate = False
+    try:
+        outcome = await _soak(options, folder, say)
+    except BaseException:
+        say(f"the soak itself has broken, seed {options.seed}; logs are in {folder}")
+        raise
+    finally:
+        connections.removeHandler(log)
+        connections.propagate = True
+        log.close()
+    if not outcome.violations:
+        shutil.rmtree(folder, ignore_errors=True)
+    return outcome
+
+
+def _folder() -> Path:
+    """One that the database's system user can go through."""
+    folder = Path(tempfile.mkdtemp(prefix="perdure-soak-"))
+    folder.chmod(0o711)
+    return folder
+
+
+async def _soak(options: Options, folder: Path, say: report.Say) -> Outcome:
     began = time.monotonic()
     made = plan(options)
     say(report.opening(made))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.soak.journey import Journey, every
+from tests.soak.journey import Action, Journey, ends, every
 from tests.soak.plan import IN_SECONDS, POOLS, RUNS, SIGNALS, Options, Start, plan
 
 
@@ -36,6 +36,30 @@ def test_every_wait_for_a_signal_is_sent_one() -> None:
         wanted = Counter(name for action in start.journey.actions for name in action.names if name != "never")
         sent = Counter(name for name, _ in {(deed.name, deed.id) for deed in start.deeds if deed.what == "signal"})
         assert wanted <= sent, start.journey.path
+
+
+FAIL, HANG, STEP = Action("fail", "a8"), Action("hang", "a9"), Action("step", "a0")
+
+
+def having(join: str, bond: str) -> Action:
+    return Action("children", "a1", join=join, bond=bond, plans=[Journey("c0", [STEP]), Journey("c1", [FAIL])])
+
+
+@pytest.mark.parametrize(
+    ("actions", "states"),
+    [
+        ([STEP], {"Succeeded"}),
+        ([STEP, FAIL], {"Failed"}),
+        ([STEP, HANG], {"Cancelled"}),
+        ([having("all", "cancel")], {"Succeeded"}),
+        ([having("all", "fail_parent"), STEP], {"Failed"}),
+        ([having("all", "fail_parent"), HANG], {"Failed"}),
+        ([having("any", "fail_parent"), STEP], {"Failed", "Succeeded"}),
+        ([having("none", "fail_parent"), HANG], {"Failed", "Cancelled"}),
+    ],
+)
+def test_how_a_run_may_end(actions: list[Action], states: set[str]) -> None:
+    assert ends(Journey("p", actions)) == states
 
 
 def test_what_hangs_is_cancelled() -> None:
