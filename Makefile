@@ -17,7 +17,7 @@ STAMP := .venv/.made-$(shell (pwd; cat requirements/dev.lock pyproject.toml) 2>/
 COMPILE = .venv/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 	--custom-compile-command "make lock" pyproject.toml
 
-.PHONY: help venv up dev test e2e cluster-build lint fmt verify generate bench bench-cluster lock clean
+.PHONY: help venv up dev test soak e2e cluster-build lint fmt verify generate bench bench-cluster lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -51,6 +51,9 @@ dev: venv ## gateway, Postgres and workers on this machine, for the report examp
 test: venv lint verify cluster-build ## lint, generated files, then every test; the first time builds a cluster for them
 	$(SAY) "tests"
 	@$(PY) -m pytest -q -n 2 --max-worker-restart 0 --durations 15 --durations-min 20
+
+soak: venv ## half an hour of load and faults on a stack of this machine, then a verdict; SECONDS=180 SEED=1 for another
+	@$(PY) -m tests.soak --seconds $(or $(SECONDS),1800) $(if $(SEED),--seed $(SEED))
 
 e2e: venv cluster-build ## the end-to-end tests alone, on a real cluster, without Docker
 	@$(PY) -m pytest -q -n 0 tests/e2e
