@@ -3,11 +3,15 @@ of runs sleep, wait in back-off, have ended or are at work."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import asyncpg
 import pytest
 from tests.harness import runs
 from tests.harness.many import copies
 
+from perdure_operator import store as store_package
 from perdure_operator.store.store import Store
 
 MANY = 3000
@@ -82,3 +86,18 @@ async def test_the_sweep_finds_what_was_missed(store: Store, pg: asyncpg.Connect
     await pg.execute("delete from perdure.wakeups where source = 'x'")
     await pg.execute("update perdure.runs set wake_due = false")
     assert await store.missed_wakes(5, 90) == []
+
+
+_ONCE = re.compile(r":= (coalesce\(p_at, )?perdure\.now\(\)|select (\*, )?perdure\.now\(\)|function perdure\.now\(\)")
+"""Assigned to a variable, or read by a select of its own (or of one row by its key)."""
+
+
+def test_the_clock_is_read_once_a_statement() -> None:
+    """perdure.now() is volatile: in a condition it would be called for each row, and no index could answer it."""
+    folder = Path(str(store_package.__file__)).parent
+    wrong = []
+    for file in [*folder.glob("*.py"), *folder.glob("sql/*.sql")]:
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            if "perdure.now()" in _ONCE.sub("", line) and not line.lstrip().startswith("--"):
+                wrong.append(f"{file.name}:{number}: {line.strip()}")
+    assert wrong == []

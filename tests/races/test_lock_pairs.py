@@ -168,6 +168,12 @@ class Scene:
     async def route(self) -> None:
         await self.bench.gateway.router.route_due()
 
+    async def release(self) -> None:
+        await self.bench.triggers.release("a", None)
+
+    async def pool_changed(self) -> None:
+        await self.resources.pool_changed("default", "p")
+
     async def follow(self) -> None:
         for n in range(TRIGGERS):
             await self.bench.triggers.summary(f"default/t{n}")
@@ -179,7 +185,8 @@ WIDE: dict[str, Callable[[Scene], Awaitable[None]]] = {
     "retire_idle": Scene.retire_idle, "retire_silent_pods": Scene.retire_silent, "projected": Scene.projected,
     "admit_resource": Scene.admit, "fire": Scene.fire, "emit": Scene.fire,
     "put_trigger": Scene.put_trigger, "delete_trigger": Scene.delete_trigger,
-    "claim_deliveries": Scene.route, "route_delivery": Scene.route, "follow_runs": Scene.follow,
+    "claim_deliveries": Scene.route, "route_delivery": Scene.route, "release_deliveries": Scene.release, "follow_runs": Scene.follow,
+    "pool_changed": Scene.pool_changed,
 }  # fmt: skip
 ONE = {
     "renew", "pod_idle", "take_pod_away", "retire_pod", "tell_trouble", "lead", "fail_delivery",
@@ -189,7 +196,7 @@ ONE = {
 }  # fmt: skip
 READS = {
     "now", "admits", "runnable_pools", "pool_demand", "due_runs", "unapplied_runs", "missed_wakes", "silent_leases", "context", "session",
-    "due_projections", "trigger_summary", "outdated_runs", "terminal",
+    "due_projections", "trigger_summary", "outdated_runs", "terminal", "journal_page", "outcome",
 }  # fmt: skip
 _LOCKS = re.compile(r"for (no key )?(update|key share|share)|(update|insert into|delete from) perdure\.", re.IGNORECASE)
 

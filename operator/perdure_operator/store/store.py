@@ -359,7 +359,7 @@ class Store:
         async with self.connection() as connection:
             await connection.execute(
                 "insert into perdure.pools (pool, namespace, name, spec, max_running, updated_at) "
-                "values ($1, $2, $3, $4, $5, perdure.now()) on conflict (pool) do update set "
+                "values ($1, $2, $3, $4, $5, (select perdure.now())) on conflict (pool) do update set "
                 "spec = excluded.spec, max_running = excluded.max_running, updated_at = excluded.updated_at",
                 f"{namespace}/{name}",
                 namespace,

@@ -314,7 +314,8 @@ class Triggers:
         """A dead delivery is tried anew. Raises DeliveryNotFound."""
         async with self._store.connection() as connection:
             found = await connection.fetchval(
-                "update perdure.deliveries set state = 'PENDING', attempts = 0, claims = 0, not_before = perdure.now(), closed_at = null "
+                "update perdure.deliveries "
+                "set state = 'PENDING', attempts = 0, claims = 0, not_before = (select perdure.now()), closed_at = null "
                 "where trigger_key = $1 and delivery_id = $2 and state = 'DEAD' returning true",
                 key,
                 delivery,

@@ -226,8 +226,8 @@ STORE_CHECKS: dict[str, str] = {
 _NEXT = """
   select r.run_id, r.last_seq from perdure.runs r left join perdure.events e on e.run_id = r.run_id and e.seq = r.last_seq
   where ($1::uuid is null or r.run_id > $1) and ($2::double precision is null
-    or ((r.finished_at is null or r.finished_at >= perdure.now() - $2 * interval '1 second')
-        and (e.at is null or e.at >= perdure.now() - $2 * interval '1 second')))
+    or ((r.finished_at is null or r.finished_at >= (select perdure.now()) - $2 * interval '1 second')
+        and (e.at is null or e.at >= (select perdure.now()) - $2 * interval '1 second')))
   order by r.run_id limit $3
 """
 

@@ -176,8 +176,8 @@ end $$;
 create or replace function perdure.fail_delivery(p_delivery uuid, p_claim int, p_message text, p_seconds double precision) returns void language sql as $$
   update perdure.deliveries
   set message = p_message, state = case when p_seconds is null then 'DEAD' else 'PENDING' end, attempts = attempts + 1, claims = 0,
-    not_before = perdure.now() + coalesce(p_seconds, 0) * interval '1 second',
-    closed_at = case when p_seconds is null then perdure.now() end
+    not_before = (select perdure.now()) + coalesce(p_seconds, 0) * interval '1 second',
+    closed_at = case when p_seconds is null then (select perdure.now()) end
   where delivery_id = p_delivery and state = 'CLAIMED' and claim_epoch = p_claim
 $$;
 
@@ -203,7 +203,7 @@ begin
   if p_suspended then
     update perdure.deliveries set not_before = 'infinity' where trigger_key = p_key and state = 'PENDING';
   else
-    update perdure.deliveries set not_before = perdure.now() where trigger_key = p_key and state = 'PENDING' and not_before = 'infinity';
+    update perdure.deliveries set not_before = (select perdure.now()) where trigger_key = p_key and state = 'PENDING' and not_before = 'infinity';
   end if;
   return true;
 end $$;
@@ -218,7 +218,7 @@ begin
     return false;
   end if;
   update perdure.deliveries
-  set state = 'FAILED', message = 'the trigger was deleted', decision = perdure.trigger_deleted(), payload = null, closed_at = perdure.now()
+  set state = 'FAILED', message = 'the trigger was deleted', decision = perdure.trigger_deleted(), payload = null, closed_at = (select perdure.now())
   where trigger_key = p_key and state in ('PENDING', 'CLAIMED');
   return true;
 end $$;
