@@ -48,7 +48,7 @@ class Faults:
                     await gateway.kill()
                     self._counts["gateway killed"] += 1
                     await asyncio.sleep(fault.pause)  # the length of the outage
-                    await self._start(gateway.start)
+                    await self._start(gateway.start, gateway.kill)
             case "sidecar" | "agent" | "freeze":
                 if pods := self._pods():
                     await self._worker(_pick(pods, fault.choice), fault)
@@ -63,15 +63,16 @@ class Faults:
             await self._stack.postgres.kill()
             self._counts["Postgres killed"] += 1
             await asyncio.sleep(fault.pause)  # the length of the outage
-            await self._start(self._stack.postgres.start)
+            await self._start(self._stack.postgres.start, self._stack.postgres.kill)
 
-    async def _start(self, start: Callable[[], Awaitable[object]]) -> None:
-        """Again and again, as a kubelet does: a gateway does not start while Postgres is down."""
+    async def _start(self, start: Callable[[], Awaitable[object]], end: Callable[[], Awaitable[object]]) -> None:
+        """Again and again, as a kubelet does: a gateway does not start while Postgres is down. ``end``: what has not come up in time."""
         async with asyncio.timeout(START_SECONDS):
             while True:
                 try:
                     await start()
                 except (PostgresFailed, AssertionError):
+                    await end()
                     self._counts["started in vain"] += 1
                     await asyncio.sleep(0.3)
                 else:

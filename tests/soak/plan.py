@@ -29,7 +29,12 @@ class Options:
     @property
     def load_seconds(self) -> float:
         """Runs begin and things break for so long; the rest is for what has begun to end."""
-        return self.seconds - min(60.0, self.seconds / 4)
+        return self.seconds - min(60.0, self.seconds / 3)
+
+    @property
+    def share(self) -> float:
+        """Of the load of half an hour."""
+        return self.load_seconds / Options(IN_SECONDS, 0).load_seconds
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class Plan:
 def plan(options: Options) -> Plan:
     chance = random.Random(f"soak {options.seed}")
     made = Plan(options)
-    share = options.seconds / IN_SECONDS
+    share = options.share
     made.faults = sorted(_faults(chance, options.load_seconds), key=lambda fault: fault.at)
     wishes = max(2, round(RUNS * share * 0.03))
     made.wishes = sorted((chance.uniform(0, options.load_seconds), _wish(n)) for n in range(wishes))

@@ -26,13 +26,15 @@ def is_fault(kind: str) -> bool:
 
 
 def opening(plan: Plan) -> str:
-    o = plan.options
     faults = Counter(fault.kind for fault in plan.faults)
-    return (
-        f"soak of {o.seconds:.0f} s, seed {o.seed}: {len(plan.starts)} runs with their children, {len(plan.wishes)} wishes; "
-        + ", ".join(f"{count} × {kind}" for kind, count in faults.items())
-        + f", {len(plan.freezes)} freezes and kills at effects. The same seed gives the same plan, not the same timing."
-    )
+    parts = [
+        f"{len(plan.starts)} runs and what they start",
+        f"{len(plan.wishes)} wishes",
+        f"{len(plan.freezes)} freezes and kills at effects",
+    ]
+    parts += [f"{count} × {kind}" for kind, count in faults.items()]
+    about = f"soak of {plan.options.seconds:.0f} s, seed {plan.options.seed}: {', '.join(parts)}."
+    return f"{about} The same seed gives the same plan, not the same timing."
 
 
 async def progress(stack: SoakStack, counts: Counter[str], world: Path, say: Say) -> None:

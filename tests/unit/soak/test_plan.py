@@ -18,7 +18,7 @@ def test_the_same_seed_gives_the_same_plan_and_another_seed_another() -> None:
 def test_it_is_as_large_as_it_says_and_has_everything_in_it(seconds: int) -> None:
     made = plan(Options(seconds, 3))
     journeys = [journey for start in made.starts for journey in every(start.journey)]
-    share = seconds / IN_SECONDS
+    share = made.options.share
     assert RUNS * share <= len(journeys) + len(made.wishes) <= RUNS * share + 10
     signals = sum(deed.what == "signal" for start in made.starts for deed in start.deeds)
     assert abs(signals - SIGNALS * share) <= 0.05 * SIGNALS * share
