@@ -1,7 +1,8 @@
-"""What an earlier ``perdure dev`` on the same state folder has left running: nothing, unless its guardian was killed with it.
+"""What has been left running: by a pod that has ended, and by an earlier ``perdure dev`` on the same state folder (nothing, unless its
+guardian was killed with it).
 
-An agent that is still at work there would do again what its run is about to be asked for, so nothing else begins before it has ended.
-Processes are known by what they were started with, not by number: numbers are given to others in time.
+Who is still at work there would do again what its run is about to be asked for, so nothing else begins before it has ended. Processes are
+known by what they were started with, however they have detached themselves, and not by number: numbers are given to others in time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import psutil
 from perdure_operator.domain.errors import PerdureError
 
 PATIENCE_SECONDS = 10.0
+POD_PATIENCE_SECONDS = 5.0
 
 
 class LeftoversAlive(PerdureError):
@@ -43,16 +45,35 @@ def end_leftovers(secret: Path, runtime_dir: Path | None) -> int:
     return count
 
 
+def end_all_of_pod(socket: str) -> bool:
+    """Kills whatever was started for the pod whose sidecar listened here. Blocks until all have ended; False: some do not."""
+    deadline = time.monotonic() + POD_PATIENCE_SECONDS
+    while left := [process for process, environ in _started() if environ.get("PERDURE_SOCKET") == socket]:
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        if not ended(left) and time.monotonic() > deadline:
+            return False
+    return True
+
+
 def _leftovers(secret: str, runtime_dir: Path | None) -> Iterator[psutil.Process]:
+    for process, environ in _started():
+        socket = environ.get("PERDURE_SOCKET")
+        of_pod = socket is not None and runtime_dir is not None and runtime_dir in Path(socket).parents
+        if of_pod or environ.get("PERDURE_TOKEN_SECRET_FILE") == secret:
+            yield process
+
+
+def _started() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+    """The other processes that are alive, with what they were started with."""
     for process in psutil.process_iter():
         try:
             environ = process.environ()
         except (psutil.Error, OSError):
             continue  # somebody else's, or gone
-        socket = environ.get("PERDURE_SOCKET")
-        of_pod = socket is not None and runtime_dir is not None and runtime_dir in Path(socket).parents
-        if (of_pod or environ.get("PERDURE_TOKEN_SECRET_FILE") == secret) and process.pid != os.getpid() and is_alive(process):
-            yield process
+        if process.pid != os.getpid() and is_alive(process):
+            yield process, environ
 
 
 def ended(processes: list[psutil.Process], timeout: float = 3.0) -> bool:

@@ -5,7 +5,8 @@ program that it is to run: a small shell writes its process id to the pipe that 
 at which a crash of ours would leave a process that nobody knows.
 
 A pod ends as on a cluster: when the agent ends, the sidecar may finish what it is sending and is then terminated; when the sidecar ends
-(a single-use pod's work is over) the agent is. Whatever the agent left running in its group is killed.
+(a single-use pod's work is over) the agent is. Whatever the agent left running is killed, also what has detached itself: only then is it
+proven that nothing of what the pod began can still happen.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from uuid import UUID
 
 from perdure_operator.local import guardian
+from perdure_operator.local.leftovers import end_all_of_pod
 
 SIDECAR_COURTESY = 5.0, 2.0, 0.5
 """Seconds that a sidecar has to end by itself after its agent: exited with 0, exited with an error, was killed."""
@@ -154,7 +156,8 @@ class Launch:
 class PodExit:
     """How a pod ended, ``seconds`` after its start.
 
-    ``clean``: its sidecar said that its work was over; ``stopped``: we ended it; else something broke.
+    ``clean``: its sidecar said that its work was over; ``stopped``: we ended it; else something broke. ``proven``: no process that was
+    started in it is left.
     """
 
     agent: int | None
@@ -164,6 +167,7 @@ class PodExit:
     stopped: bool
     sidecar_first: bool
     pod_killed: bool = False
+    proven: bool = True
 
     @property
     def broken(self) -> bool:
@@ -200,8 +204,11 @@ class PodExit:
 class WorkerPod:
     """A sidecar process and an agent process that live and end together."""
 
-    def __init__(self, pod_id: UUID, name: str, pool: str, sidecar: Process, agent: Process, agent_grace: float) -> None:
+    def __init__(
+        self, pod_id: UUID, name: str, pool: str, sidecar: Process, agent: Process, agent_grace: float, socket: str | None
+    ) -> None:
         self.pod_id, self.name, self.pool = pod_id, name, pool
+        self._socket = socket
         self.sidecar, self.agent = sidecar, agent
         self._grace = agent_grace
         self._stop = asyncio.Event()
@@ -217,7 +224,7 @@ class WorkerPod:
         except BaseException:
             await first.stop()
             raise
-        return cls(pod_id, name, pool, first, second, agent.grace_seconds)
+        return cls(pod_id, name, pool, first, second, agent.grace_seconds, agent.env.get("PERDURE_SOCKET"))
 
     async def wait(self) -> PodExit:
         return await asyncio.shield(self._life)
@@ -226,6 +233,13 @@ class WorkerPod:
         """Ask both to end; ``grace`` seconds at most until the agent is killed, by default what its template says."""
         if grace is not None:
             self._grace = min(self._grace, grace)
+        self._stop.set()
+
+    def kill(self) -> None:
+        """End both now, also if they stand still."""
+        self._grace = 0.0
+        for process in (self.agent, self.sidecar):
+            process.send(signal.SIGKILL)
         self._stop.set()
 
     async def _live(self) -> PodExit:
@@ -248,7 +262,8 @@ class WorkerPod:
         await self.agent.stop(self._grace)
         await self.sidecar.stop()
         stop.cancel()
-        return PodExit(self.agent.code, self.sidecar.code, seconds, clean, stopped, sidecar_first, pod_killed)
+        proven = self._socket is None or await asyncio.to_thread(end_all_of_pod, self._socket)
+        return PodExit(self.agent.code, self.sidecar.code, seconds, clean, stopped, sidecar_first, pod_killed, proven)
 
 
 async def _start(launch: Launch, leash: Leash) -> Process:

@@ -39,13 +39,15 @@ $$;
 
 -- Fleet: what each pool, or this one, has and needs.
 create or replace function perdure.pool_demand(p_pool text default null)
-returns table (pool text, spec jsonb, runnable bigint, idle bigint, starting bigint, leased bigint, retiring uuid[], trouble jsonb) language sql as $$
+returns table (pool text, spec jsonb, runnable bigint, idle bigint, starting bigint, leased bigint, retiring uuid[], trouble jsonb, lost uuid[])
+language sql as $$
   select p.pool, p.spec,
     (select count(*) from perdure.runs r where r.pool = p.pool and r.state = 'Pending' and r.runnable_at <= perdure.now()),
     (select count(*) from perdure.pods d where d.pool = p.pool and d.state = 'idle'),
     (select count(*) from perdure.pods d where d.pool = p.pool and d.state = 'starting'),
     (select count(*) from perdure.pods d where d.pool = p.pool and d.state = 'leased'),
-    array(select d.pod_id from perdure.pods d where d.pool = p.pool and d.state = 'retiring'), p.trouble
+    array(select d.pod_id from perdure.pods d where d.pool = p.pool and d.state = 'retiring'), p.trouble,
+    array(select d.pod_id from perdure.pods d where d.pool = p.pool and d.state = 'retiring' and d.lost)
   from perdure.pools p where p_pool is null or p.pool = p_pool order by p.pool
 $$;
 
@@ -72,13 +74,18 @@ $$;
 -- A pod's process has ended. Whatever state it was in, it is retiring now and its row goes; its lease, if any, comes back to be expired.
 -- `p_proven`: its containers were seen terminated; a pod that was deleted by force may still act for a while.
 create or replace function perdure.pod_gone(p_pod uuid, p_proven boolean default true) returns table (run_id uuid, epoch int) language plpgsql as $$
+declare
+  v_now timestamptz := perdure.now();
 begin
+  -- A batch that is just ending its lease is waited for here, so that what it leaves UNKNOWN is seen below.
   perform 1 from perdure.leases l where l.holder = p_pod for update;
-  update perdure.pods set state = 'retiring', run_id = null, since = perdure.now() where pod_id = p_pod;
+  update perdure.pods set state = 'retiring', run_id = null, since = v_now where pod_id = p_pod;
   delete from perdure.pods where pod_id = p_pod and state = 'retiring';
   if p_proven then
-    insert into perdure.terminated_pods values (p_pod, perdure.now()) on conflict do nothing;
+    -- For the lease that it holds yet, also if nothing of it is UNKNOWN: a call that it began may be on its way into the store.
+    insert into perdure.executors (run_id, epoch, pod_id, lost_at) select l.run_id, l.epoch, l.holder, v_now from perdure.leases l where l.holder = p_pod
+    on conflict do nothing;
+    perform perdure.executors_gone('pod-ended', v_now, p_pod);
   end if;
-  delete from perdure.terminated_pods where at < perdure.now() - interval '30 days';
   return query select l.run_id, l.epoch from perdure.leases l where l.holder = p_pod;
 end $$;
