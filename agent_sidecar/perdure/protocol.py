@@ -185,7 +185,8 @@ class ActivityDecision(Body, kw_only=True):
     """``execute``: call the tool now, with ``key`` as its idempotency key, and close ``token``. ``retry``: the same, an earlier attempt
     was proven not executed; wait ``retryAfterSeconds`` first. ``receipt``: it has happened, here is the response. ``busy``: another
     call under this key is open. ``unknown``: nobody knows whether it happened; follow ``policy`` (``query``: ask the provider by key,
-    then ``activity.resolve``; with ``retryAfterSeconds`` set the old executor may still act: begin again after it; ``ask``: wait for
+    then ``activity.resolve``; with ``retryAfterSeconds`` set the old executor may still act: begin again after it; ``ask``, which also is
+    the answer where nothing proves that the old executor is gone: wait for
     the signal ``effect:{key}:{attempt}``, whose payload is a person's answer, then ``activity.resolve`` with it and ``by`` person).
     ``conflict``: same key, other arguments. ``failed``: retries are used up. ``denied``: policy forbids it."""
 
@@ -226,8 +227,9 @@ class ActivityRecorded(Body, kw_only=True):
 
 
 class ActivityResolve(Body, tag="activity.resolve", tag_field="op", kw_only=True):
-    """The answer of the provider, or of a person, about an UNKNOWN entry. Not found does not permit a second execution while the old
-    executor may still act. ``by``: whose answer it is, as the worker says. Answer: :class:`ActivityDecision`."""
+    """The answer of the provider, or of a person, about an UNKNOWN entry. Not found does not permit a second execution before it is proven
+    that the old executor is gone; that a person says no is a decision, and does. ``by``: whose answer it is, as the worker says. Answer:
+    :class:`ActivityDecision`."""
 
     key: Key
     happened: bool
@@ -555,7 +557,8 @@ class Hello(Frame, tag="hello", kw_only=True):
     """First frame of a pod. ``ready``: its agent has asked for a run; while it is not, the pod is given none, and ``Idle`` follows.
     ``run``/``epoch``: the lease that it believes it holds, if any. ``connection`` grows with every connection of the pod: what is left of
     an earlier one, at whichever gateway, is void. ``fetch``: its agent fetches what is too large to travel with a lease or an outcome;
-    to others everything is sent whole, as long as it fits into a frame."""
+    to others everything is sent whole, as long as it fits into a frame. ``ended_run``/``ended_epoch``: as ``run``/``epoch`` of the last
+    ``Idle``, which may have been lost."""
 
     protocol: int
     sidecar: str
@@ -565,6 +568,8 @@ class Hello(Frame, tag="hello", kw_only=True):
     connection: int = 0
     run: str | None = None
     epoch: int | None = None
+    ended_run: str | None = None
+    ended_epoch: int | None = None
 
 
 class Welcome(Frame, tag="welcome", kw_only=True):
@@ -620,8 +625,11 @@ class Beat(Frame, tag="beat", kw_only=True):
 
 
 class Idle(Frame, tag="idle", kw_only=True):
-    """This pod can take a run: its agent has asked for one, and nothing of the last run is left. ``fetch``: as in :class:`Hello`."""
+    """This pod can take a run: its agent has asked for one, and nothing of the last run is left. ``run``/``epoch``: the lease of which no
+    process is left, if there was one and that is certain: what it left unknown cannot happen any more. ``fetch``: as in :class:`Hello`."""
 
+    run: str | None = None
+    epoch: int | None = None
     fetch: bool = False
 
 

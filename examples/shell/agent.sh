@@ -75,8 +75,10 @@ decision=$(post activities/begin "$begin")
 while :; do
     key=$(printf %s "$decision" | field key)
     pause=$(printf %s "$decision" | field retryAfterSeconds)
-    sleep "${pause:-0}"
-    case $(printf %s "$decision" | field decision) in
+    verdict=$(printf %s "$decision" | field decision)
+    # How long until the call, or, when it is unknown, until nobody expects that the old worker will be proven gone: that may come sooner.
+    [ "$verdict" = unknown ] || sleep "${pause:-0}"
+    case $verdict in
         receipt)
             say "the webhook has it"
             break
@@ -96,11 +98,27 @@ while :; do
             decision=$(post activities/begin "$begin")
             ;;
         unknown)
+            if [ "$(printf %s "$decision" | field policy)" = ask ]; then
+                # The receiver does not have it, and nothing proves that the worker that was about to call it is gone: a person decides.
+                attempt=$(printf %s "$decision" | field attempt)
+                signal="effect:$key:${attempt:-1}"
+                answer=$(post waits '{"key":"wait:'"$signal"'","name":"'"$signal"'","on":[{"kind":"signal","name":"'"$signal"'"}],"suspend":true}')
+                case $answer in
+                    *'"suspended"'*) say "a person must say whether the webhook has it; suspended"; leave 0 ;;
+                esac
+                found=$(printf %s "$answer" | tr -d '\n' | sed -n 's/.*"happened": *\([a-z]*\).*/\1/p')
+                say "a person says whether the webhook has it: $found"
+                decision=$(post activities/resolve '{"key":"'"$key"'","happened":'"$found"',"by":"person","response":'"$event"'}')
             # No answer says nothing: then it is asked again, for as long as it takes.
-            if known=$(send "$url?key=$key"); then
+            elif known=$(send "$url?key=$key"); then
                 case $known in *"$key"*) found=true ;; *) found=false ;; esac
                 say "nobody knows whether the webhook has it; it says: $found"
                 decision=$(post activities/resolve '{"key":"'"$key"'","happened":'"$found"'}')
+                if [ "$(printf %s "$decision" | field decision) $(printf %s "$decision" | field policy)" = "unknown query" ]; then
+                    # A no counts only from who was asked when the old worker was known to be gone; "begin" says since when that is.
+                    sleep 1
+                    decision=$(post activities/begin "$begin")
+                fi
             else
                 say "nobody knows whether the webhook has it, and it does not answer"
                 sleep 5

@@ -96,6 +96,36 @@ async def payer(run: Run, order: Order) -> dict[str, Any]:
     return {"ref": ref, "noted": await note(run, "paid", 1), "trail": list(run.session[TRAIL])}
 
 
+def through_the_door(what: str, part: str, key: str) -> str:
+    """An effect, and before it a wait that is none: whoever is stopped there has begun the call and not made it."""
+    ask("GET", f"/doors/{what}")
+    return str(ask("POST", f"/effects/{key}", {"what": what, "part": part})["ref"])
+
+
+@tool(effect="external", on_unknown="query", timeout=3)
+def enter(what: str, key: str = "") -> str:
+    return through_the_door(what, "enter", key)
+
+
+@tool(effect="external", on_unknown="query", timeout=3)
+async def enter_async(what: str, key: str = "") -> str:
+    return await asyncio.to_thread(through_the_door, what, "enter", key)
+
+
+enter.reconcile(booked)
+enter_async.reconcile(booked)
+
+
+@agent
+async def enterer(run: Run, order: Order) -> str:
+    return await enter(order.what)
+
+
+@agent
+async def async_enterer(run: Run, order: Order) -> str:
+    return await enter_async(order.what)
+
+
 @step
 async def linger(run: Run, what: str) -> int:
     """Says that it is here, stays as long as the sink wants, and tells who did it."""

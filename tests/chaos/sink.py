@@ -29,6 +29,9 @@ class Sink:
         self.arrived: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
         """By ``what``: a call has come, and is carried out or held."""
         self._gates: dict[str, asyncio.Event] = {}
+        self.at_the_door: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        """By ``what``: somebody is about to call, and waits at the door."""
+        self.doors: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     def parts(self, what: str) -> list[str]:
         return sorted(call.part for call in self.calls if call.what == what)
@@ -55,6 +58,12 @@ class Sink:
             await gate.wait()
         return web.json_response({"ref": f"ref-{call.part}"})
 
+    async def _door(self, request: web.Request) -> web.Response:
+        what = request.match_info["what"]
+        self.at_the_door[what].set()
+        await self.doors[what].wait()
+        return web.json_response({"open": True})
+
     async def _get(self, request: web.Request) -> web.Response:
         for call in self.calls:
             if call.key == request.match_info["key"]:
@@ -68,6 +77,7 @@ async def sink() -> AsyncIterator[Sink]:
     app = web.Application()
     app.router.add_post("/effects/{key}", found._post)
     app.router.add_get("/effects/{key}", found._get)
+    app.router.add_get("/doors/{what}", found._door)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -101,9 +101,10 @@ class Stack:
     async def pool(
         self, agent: str, *, name: str = "", warm: int = 0, most: int = 100, fork: bool = False, grace: int = 2, **fields: Any
     ) -> None:
-        """A pool of pods that run this agent of ``agents.py``."""
+        """A pool of pods that run this agent of ``agents.py``, or this shell script."""
+        command = ["sh", str(AGENTS.with_name(agent))] if agent.endswith(".sh") else [sys.executable, str(AGENTS), agent]
         container = {
-            "name": "agent", "image": "agent:1", "command": [sys.executable, str(AGENTS), agent],
+            "name": "agent", "image": "agent:1", "command": command,
             "env": [{"name": "CHAOS_SINK", "value": self.sink.url}, {"name": "CHAOS_FOLDER", "value": str(self.folder)}],
         }  # fmt: skip
         spec = {

@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 from tests.chaos.stack import LEASE_SECONDS, PATIENCE, Stack
 
+from perdure_operator.local import fleet
 from perdure_operator.local.processes import LEASE_LOST, WorkerPod
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.xdist_group(__name__)]
@@ -39,7 +40,68 @@ async def at_the_sink(chaos: Stack, name: str) -> WorkerPod:
         return await chaos.holder(name)
 
 
+async def at_the_door(chaos: Stack, name: str) -> WorkerPod:
+    """The pod that holds the run and has begun its call, and not made it."""
+    async with asyncio.timeout(PATIENCE):
+        await chaos.sink.at_the_door[name].wait()
+        return await chaos.holder(name)
+
+
+@pytest.fixture
+def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody ends a worker that stands still: as on a node that is cut off."""
+    monkeypatch.setattr(fleet, "LOST_SECONDS", 1e9)
+    monkeypatch.setattr(fleet, "RETIRE_SECONDS", 1e9)
+
+
+AGENTS = ["enterer", "async_enterer", "enterer.sh"]
+
+
+# Nothing shows that a shell stands still while its sidecar beats on: it has no event loop.
+@pytest.mark.parametrize(("agent", "parts"), [*((agent, BOTH) for agent in AGENTS), *((agent, AGENT) for agent in AGENTS[:2])])
+async def test_one_that_stood_still_before_its_call_never_makes_it_too(chaos: Stack, agent: str, parts: tuple[str, ...]) -> None:
+    """The next attempt hears "not found" and goes on only when the first has been killed: that is the proof."""
+    name = f"before-{agent.replace('_', '-').replace('.', '-')}-{'-'.join(parts)}"
+    await chaos.pool(agent, name=name)
+    run = await chaos.create(name, name, {"what": name}, stallTimeoutSeconds=1)
+    pod = await at_the_door(chaos, name)
+    with frozen(pod, parts):
+        await chaos.event(run, "run.retrying" if parts == AGENT else "run.lost")
+        chaos.sink.doors[name].set()
+        view = await chaos.until(run)
+    await pod.wait()
+    assert (view.state, view.result, chaos.sink.parts(name)) == ("Succeeded", "ref-enter", ["enter"])
+    assert "activity.duplicate_effect" not in await chaos.kinds(run)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.usefixtures("unwatched")
+async def test_without_proof_a_person_is_asked(chaos: Stack, agent: str) -> None:
+    name = f"unproven-{agent.replace('_', '-').replace('.', '-')}"
+    await chaos.pool(agent, name=name)
+    run = await chaos.create(name, name, {"what": name})
+    pod = await at_the_door(chaos, name)
+    with frozen(pod, BOTH):
+        await chaos.event(run, "run.lost")
+        # A long time passes, in which nobody hears of the first worker.
+        await chaos.sql("update perdure.executors set lost_at = lost_at - interval '1 hour' where run_id = $1", UUID(run))
+        await chaos.sql("update perdure.ledger set safe_at = safe_at - interval '1 hour' where run_id = $1", UUID(run))
+        await chaos.event(run, "run.suspended")
+        assert chaos.sink.parts(name) == []
+        [entry] = await chaos.sql("select key, attempts, state from perdure.ledger where run_id = $1", UUID(run))
+        assert entry["state"] == "UNKNOWN"
+        chaos.sink.doors[name].set()
+    # It thaws, and does or does not do what it was about to do. Then the person looks.
+    await pod.wait()
+    happened = chaos.sink.parts(name) == ["enter"]
+    answer = {"happened": happened, "response": "ref-enter"} if happened else {"happened": False}
+    await chaos.call("POST", f"/runs/{run}/signals/effect:{entry['key']}:{entry['attempts']}", answer, key=name)
+    view = await chaos.until(run)
+    assert (view.state, view.result, chaos.sink.parts(name)) == ("Succeeded", "ref-enter", ["enter"])
+
+
 @pytest.mark.parametrize("parts", [BOTH, SIDECAR], ids=["both", "sidecar"])
+@pytest.mark.usefixtures("unwatched")
 async def test_a_late_receipt_is_evidence(chaos: Stack, parts: tuple[str, ...]) -> None:
     name = f"late-{'-'.join(parts)}"
     await chaos.pool("payer")

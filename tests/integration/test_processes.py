@@ -188,6 +188,30 @@ async def test_stopping_gives_the_agent_its_grace(pod: Pod) -> None:
     assert (found.agent, found.stopped, found.reason) == (0, True, "Stopped")
 
 
+DETACHED = """
+import os, subprocess, sys
+script = "import os, time\\nif os.fork(): os._exit(0)\\nos.setsid()\\nprint(os.getpid(), flush=True)\\ntime.sleep(600)"
+started = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+print("left", int(started.stdout.readline()), flush=True)
+"""
+
+
+async def test_what_has_detached_itself_ends_with_its_pod(pod: Pod, tmp_path: Path) -> None:
+    exit_ = await pod.end(FOREVER, DETACHED)
+    left = int((tmp_path / "agent.log").read_text().split()[1])
+    assert (exit_.agent, exit_.proven, _alive(left)) == (0, True, False)
+
+
+async def test_what_stands_still_is_killed(pod: Pod, tmp_path: Path) -> None:
+    started = await pod.start(STUBBORN, f"print('ready', flush=True)\n{FOREVER}", grace=60)
+    for name, process in (("agent", started.agent), ("sidecar", started.sidecar)):
+        await printed(tmp_path / f"{name}.log", "ready")
+        os.kill(process.pid, signal.SIGSTOP)
+    started.kill()
+    exit_ = await asyncio.wait_for(started.wait(), 20)
+    assert (exit_.agent, exit_.sidecar, exit_.stopped, exit_.proven) == (-9, -9, True, True)
+
+
 async def test_stopping_in_a_hurry_kills(pod: Pod) -> None:
     started = await pod.start(FOREVER, STUBBORN, grace=60)
     await printed(pod.folder / "agent.log", "ready")

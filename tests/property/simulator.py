@@ -204,12 +204,17 @@ class World:
             alive = status.status != "retire" and (lease is None or await self.work(lease))
             self.leases.pop(pod, None)
             if alive and reuse and lease is not None:
-                alive = await self.sure(lambda: store.pod_idle(pod, gateway))
+                self.terminated(pod)
+                ended = (lease.run, lease.fence.epoch)
+                alive = await self.sure(lambda ended=ended: store.pod_idle(pod, gateway, ended=ended))
         del self.pods[pod]
-        if self.random.random() < 0.7:
+        end = self.random.choices(("seen to end", "deleted by force", "never heard of"), (5, 2, 3))[0]
+        if end == "seen to end":
             self.terminated(pod)
-            lost = await self.sure(lambda: store.pod_gone(pod, self.random.choice(("PodDeleted", "AgentExited", "Evicted"))))
-            self.say(f"{pod.hex[-4:]} gone, lost {[run.hex[-4:] for run in lost]}")
+        if end != "never heard of":
+            reason, proven = self.random.choice(("PodDeleted", "AgentExited", "Evicted")), end == "seen to end"
+            lost = await self.sure(lambda: store.pod_gone(pod, reason, proven=proven))
+            self.say(f"{pod.hex[-4:]} {end}, lost {[run.hex[-4:] for run in lost]}")
 
     async def people(self) -> None:
         """Signals, each sent once or more; cancel, pause, resume; and the clock."""
@@ -333,10 +338,14 @@ class World:
         call = {"key": key, "token": str(self.mint()), "timeoutSeconds": TOOL_SECONDS, "leaseSeconds": LEASE_SECONDS, "maxRetries": 9}
         begin = call | {"tool": key, "effect": effect, "policy": policy, "fingerprint": "f", "occurrence": 0}
         [outcome] = await self.operate(lease, "activity.begin", begin, b"{}")
-        if outcome.answer.get("decision") == "unknown" and policy == "query":
+        if outcome.answer.get("decision") == "unknown" and outcome.answer["policy"] in ("query", "ask"):
             await self.clock()
-            happened = any(e.acted for e in self.executions[lease.run, key])
-            [outcome] = await self.operate(lease, "activity.resolve", call | {"happened": happened, "providerRef": "p"}, b'"found"')
+            earlier, by = self.executions[lease.run, key], "person" if outcome.answer["policy"] == "ask" else "query"
+            happened = any(e.acted for e in earlier)
+            if by == "person" and not happened and any(e.acts_at is not None for e in earlier):
+                return outcome  # who looks closely sees that it may happen yet
+            said = call | {"happened": happened, "providerRef": "p", "by": by}
+            [outcome] = await self.operate(lease, "activity.resolve", said, b'"found"')
         if outcome.answer.get("decision") == "receipt":
             self.settled.add((lease.run, key))
         if outcome.answer.get("decision") not in ("execute", "retry"):
@@ -349,7 +358,7 @@ class World:
         how = self.random.choices(("good", "refused", "unclear", "acts and dies", "dies", "freezes"), (5, 4, 3, 1, 1, 2))[0]
         self.say(f"{lease.run.hex[-4:]} {key}: {how}")
         if how == "freezes":
-            execution.acts_at = now + self.random.random() * (TOOL_SECONDS + LEASE_SECONDS)
+            execution.acts_at = now + self.random.random() * 10 * (TOOL_SECONDS + LEASE_SECONDS)  # no time limits what stands still
         execution.acted = how in ("good", "acts and dies") or (how == "unclear" and self.random.random() < 0.5)
         if how in ("acts and dies", "dies", "freezes"):
             return None

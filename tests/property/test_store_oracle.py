@@ -171,8 +171,10 @@ class StoreAgainstOracle(RuleBasedStateMachine):
         gateway=(GATEWAYS[0], *GATEWAYS),
         reuse=(True, False),
         how=HOW,
+        proven=(True, True, False),
+        ended=(None, 0, 1, 2),
     )
-    def pods(self, n: int, what: str, pool: str, gateway: str, reuse: bool, how: str) -> None:
+    def pods(self, n: int, what: str, pool: str, gateway: str, reuse: bool, how: str, proven: bool, ended: int | None) -> None:
         run, pod = self.pick(n), PODS[n]
         fence = self.fence(run, how)
         self.tick()
@@ -180,9 +182,10 @@ class StoreAgainstOracle(RuleBasedStateMachine):
             believes = (run.id, run.epoch) if what == "lost" else None
             self.twin.hello(pod, pool, gateway, reuse=reuse, ready=what != "unready", believes=believes)
         elif what == "idle":
-            self.twin.idle(pod, gateway)
+            known = [*run.executors, run.epoch]
+            self.twin.idle(pod, gateway, None if ended is None else (run.id, known[ended % len(known)]))
         elif what == "gone":
-            self.twin.gone(pod, ("PodDeleted", "AgentExited", "Evicted")[n % 3])
+            self.twin.gone(pod, ("PodDeleted", "AgentExited", "Evicted")[n % 3], proven=proven)
         elif what == "taken":
             self.twin.take_away(run.holder or pod)
         elif what == "dispatch" and pod in self.twin.oracle.pods:
@@ -284,20 +287,28 @@ class StoreAgainstOracle(RuleBasedStateMachine):
             self.tokens.append((run.id, answer["key"], answer["token"], fence))
 
     @precondition(lambda self: self.tokens)
-    @options(n=range(8), state=("succeeded", "succeeded", "failed", "unknown", "cancelled"), response=(b"1", BIG), pieces=SLICES)
-    def end(self, n: int, state: str, response: bytes, pieces: tuple[str, ...]) -> None:
+    @options(
+        n=range(8),
+        state=("succeeded", "succeeded", "failed", "unknown", "unknown", "cancelled"),
+        still=MAYBE,
+        response=(b"1", BIG),
+        pieces=SLICES,
+    )
+    def end(self, n: int, state: str, still: bool, response: bytes, pieces: tuple[str, ...]) -> None:
         """By any token that was ever granted, under the fence it was granted for: now and then long after that lease."""
         run, key, token, fence = self.tokens[-1 - n % len(self.tokens)]
         body = {"key": key, "token": token, "state": state, "providerRef": None, "error": None if state == "succeeded" else {"type": "E"}}
+        body |= {"stillRunning": True} if still else {}
         self.do(Control(run, "activity.end", body, fence, self.mint(), response, slices=slices(pieces)))
 
-    @options(n=FEW, how=HOW, key=(0, 0, 1), happened=(True, False))
-    def resolve(self, n: int, how: str, key: int, happened: bool) -> None:
+    @options(n=FEW, how=HOW, key=(0, 0, 1), happened=(True, False, False), by=("query", "query", "person"))
+    def resolve(self, n: int, how: str, key: int, happened: bool, by: str) -> None:
         run = self.worker(n)
         fence = self.fence(run, how)
         body = {
             "key": f"k{key}",
             "happened": happened,
+            "by": by,
             "providerRef": "p",
             "token": str(self.mint()),
             "leaseSeconds": 10,

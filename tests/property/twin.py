@@ -33,7 +33,7 @@ $$ select '2030-01-01 00:00:00+00'::timestamptz + shift from perdure.clock $$
 """
 _TABLES = (
     "runs run_specs events requests blobs journal waits wait_conditions wakeups leases pods ledger slices checkpoints pools tenants "
-    "terminated_pods"
+    "executors"
 )
 _EMPTY = "truncate " + ", ".join(f"perdure.{table}" for table in _TABLES.split())
 _JITTER = "select (hashtext($1::uuid::text || n) & 2147483647) % 1000 / 999.0 from generate_series(1, 20) n"
@@ -49,8 +49,10 @@ select r.run_id::text, r.state, r.reason, r.epoch, r.holder::text, r.attempt, r.
   (select jsonb_agg(jsonb_build_array(w.kind, w.name, w.id, w.seq, w.bound_key)) from perdure.wakeups w
    where w.run_id = r.run_id) as wakeups,
   (select jsonb_object_agg(l.key, jsonb_build_array(l.state, l.attempts, l.token, l.policy, l.executor_ended, l.response is not null,
-                                                    extract(epoch from l.safe_at)))
+                                                    l.absent_at is not null, l.asked_at is not null, extract(epoch from l.safe_at)))
    from perdure.ledger l where l.run_id = r.run_id) as ledger,
+  (select jsonb_object_agg(x.epoch, jsonb_build_array(x.pod_id, x.gone_at is not null)) from perdure.executors x
+   where x.run_id = r.run_id) as executors,
   (select jsonb_agg(jsonb_build_array(s.seq, s.name, s.append) order by s.seq, s.name) from perdure.slices s
    where s.run_id = r.run_id) as slices,
   (select jsonb_object_agg(p.pod_id, jsonb_build_array(p.state, p.run_id, p.gateway)) from perdure.pods p) as pods
@@ -166,11 +168,11 @@ class Twin:
         status = self.wait(self.store.pod_hello(pod, pool, gateway, reuse=reuse, ready=ready, run=run, epoch=epoch))
         assert (status.status, status.run) == self.oracle.hello(pod, pool, gateway, reuse=reuse, ready=ready, believes=believes)
 
-    def idle(self, pod: UUID, gateway: str) -> None:
-        assert self.wait(self.store.pod_idle(pod, gateway)) == self.oracle.idle(pod, gateway)
+    def idle(self, pod: UUID, gateway: str, ended: tuple[UUID, int] | None) -> None:
+        assert self.wait(self.store.pod_idle(pod, gateway, ended=ended)) == self.oracle.idle(pod, gateway, ended)
 
-    def gone(self, pod: UUID, reason: str) -> None:
-        assert self.wait(self.store.pod_gone(pod, reason)) == self.oracle.gone(pod, reason)
+    def gone(self, pod: UUID, reason: str, *, proven: bool = True) -> None:
+        assert self.wait(self.store.pod_gone(pod, reason, proven=proven)) == self.oracle.gone(pod, reason, proven=proven)
 
     def take_away(self, pod: UUID) -> None:
         self.wait(self.store.take_away([pod]))
@@ -248,7 +250,7 @@ def _of_row(row: asyncpg.Record) -> dict[str, Any]:
         "cancel_due": row["cancel_due_at"],
         "active": row["active_ms"],
     }
-    for name, empty in (("journal", {}), ("waits", {}), ("ledger", {}), ("wakeups", []), ("slices", [])):
+    for name, empty in (("journal", {}), ("waits", {}), ("ledger", {}), ("executors", {}), ("wakeups", []), ("slices", [])):
         found[name] = msgspec.json.decode(row[name]) if row[name] else empty
     found["wakeups"].sort(key=str)
     for entry in found["ledger"].values():
@@ -270,9 +272,20 @@ def _of_run(run: Run) -> dict[str, Any]:
         "waits": {key: wait.state for key, wait in run.waits.items()},
         "wakeups": sorted(([w.kind, w.name, w.id, w.seq, w.bound] for w in run.wakeups), key=str),
         "ledger": {
-            key: [e.state, e.attempts, e.token, e.policy, e.executor_ended, e.response is not None, round(e.safe_at.timestamp(), 3)]
+            key: [
+                e.state,
+                e.attempts,
+                e.token,
+                e.policy,
+                e.executor_ended,
+                e.response is not None,
+                e.absent,
+                e.asked,
+                round(e.safe_at.timestamp(), 3),
+            ]
             for key, e in run.ledger.items()
         },
+        "executors": {str(epoch): [str(x.pod), x.gone] for epoch, x in run.executors.items()},
         "slices": sorted([seq, piece.name, piece.append] for seq, piece in run.slices),
     }
 

@@ -32,7 +32,7 @@ class Request:
 
 
 def begin(held: Held, **changed: Any) -> Request:
-    return Request(held, "activity.begin", **CALL, **changed)
+    return Request(held, "activity.begin", **{**CALL, **changed})
 
 
 def end(held: Held, token: str, state: str) -> Control:
@@ -105,6 +105,7 @@ async def test_a_resolution_that_grants_is_replayed_by_the_same_rule(store: Stor
     held = await runs.running(store, backoff_seconds=0)
     first = (await begin(held).sent(store)).answer
     await runs.apply(store, end(held, first["token"], "unknown"))
+    assert (await begin(held, policy="query").sent(store)).answer["decision"] == "unknown"
     request = Request(held, "activity.resolve", key="k", happened=False, by="query", leaseSeconds=LEASE)
     granted = (await request.sent(store)).answer
     assert granted["decision"] == "retry"

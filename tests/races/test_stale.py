@@ -122,7 +122,7 @@ async def test_a_worker_that_was_given_up_is_granted_no_call_again(cluster: Clus
     a, b = await cluster.start("a", "b", lease_seconds=1.0)
     run = await cluster.api(a).create()
     pod = await cluster.holder(a)
-    body = wire.ActivityBegin(tool="send_mail", on_unknown="assume-not-done", timeout_seconds=0.1)
+    body = wire.ActivityBegin(tool="send_mail", on_unknown="retry-same-key", timeout_seconds=0.1)
     request = str(uuid4())
     assert (await pod.get(wire.ActivityDecision, body, req=request)).decision == "execute"
     pod.silence()

@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Final, Generic, Literal, TypeVar, cast
 from uuid import uuid4
@@ -30,9 +31,18 @@ R = TypeVar("R")
 _BUSY_PAUSES: Final = (0.05, 5.0)
 _QUERY_PAUSES: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds before a provider that could not be asked is asked again."""
+_PROOF_SECONDS: Final = 2.0
+"""How often to look whether the earlier executor of a call is proven gone: that may be long before nobody expects it any more."""
+_START_SECONDS: Final = 5.0
+"""How old a grant may be when the call begins. One that is older was slept over, and the lease may have gone to another meanwhile."""
 _HARMLESS: Final = ("local", "read_only")
 _ANSWER: Final[Codec[protocol.PersonAnswer]] = codec_of(protocol.PersonAnswer)
 _log = logging.getLogger("perdure")
+
+
+def _clock() -> float:
+    """Seconds that also pass while the machine sleeps, where there is such a clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class _NotAskedError(Exception):
@@ -58,13 +68,14 @@ class ToolCall(Generic[R]):
         self._reconcile = reconcile
         self._executions = 0
         self._busy_pause = _BUSY_PAUSES[0]
+        self._asked_at = 0.0
         self._error: BaseException | None = None
 
     async def receipt(self) -> Receipt[R]:
         self._here = cast("Here", HERE.get())._replace(scope=self._here.scope)
         await self._execution.gate(self._here.strand)
         if not self._options.ledger:
-            return self._made(await self._run_body(str(uuid4()), None), str(uuid4()))
+            return self._made(await self._run_body(str(uuid4()), None, None), str(uuid4()))
         self._busy_until = self._execution.loop.time() + self._options.timeout
         decision = await self._begin()
         while True:
@@ -89,6 +100,7 @@ class ToolCall(Generic[R]):
             timeout_seconds=options.timeout,
             max_retries=options.retries,
         )
+        self._asked_at = _clock()
         with self._here.strand.busy():
             return await self._execution.call(body, ActivityDecision)
 
@@ -125,8 +137,9 @@ class ToolCall(Generic[R]):
             try:
                 await self._back_off(decision.retry_after_seconds)
                 await asyncio.sleep(0)  # a cancellation that came with the token ends the call here, before it can act
+                start = await self._start_until(decision)
                 began = True
-                value = await self._run_body(decision.key, end)
+                value = await self._run_body(decision.key, end, start)
                 end.state = "succeeded"
                 end.provider_ref = self._options.provider_ref(value) if self._options.provider_ref else None
                 end.response = msgspec.Raw(encode(value, f"result of tool {self._options.name}"))
@@ -147,7 +160,32 @@ class ToolCall(Generic[R]):
         self._error = error
         return await self._begin()
 
-    async def _run_body(self, key: str, end: ActivityEnd | None) -> Any:
+    async def _start_until(self, decision: ActivityDecision) -> float:
+        """Until when the call may begin. A grant that was heard late, because somebody did not answer or because this process stood still,
+        is good only if the lease is: asked once more. Raises NotExecuted."""
+        age = _clock() - self._asked_at - decision.retry_after_seconds
+        if age > _START_SECONDS:
+            data = {"tool": self._options.name, "key": decision.key, "seconds": round(age, 1)}
+            try:
+                with self._here.strand.busy():
+                    notice = protocol.EventAppend(kind="GrantHeardLate", data=msgspec.Raw(encode(data)))
+                    await self._execution.call(notice, protocol.Recorded, receipt=True)
+            except errors.PerdureError as error:
+                raise errors.NotExecuted(f"the permission to call came {age:.0f} s after it was asked for, and is over: {error}") from error
+        until = _clock() + _START_SECONDS
+        self._may_begin(until)
+        return until
+
+    def _may_begin(self, until: float | None) -> None:
+        """The last look before the function is called, in its own thread. Raises NotExecuted."""
+        if until is None:
+            return
+        if self._execution.over:
+            raise errors.NotExecuted("this attempt of the run was over before the call was made")
+        if _clock() > until:
+            raise errors.NotExecuted("this process stood still between the permission to call and the call")
+
+    async def _run_body(self, key: str, end: ActivityEnd | None, until: float | None) -> Any:
         """The tool's function, at most for its timeout. It must leave nothing open: what happens in here is between it and its provider."""
         execution, strand, options = self._execution, self._here.strand, self._options
         own = execution.strands.begin(strand.lane, parent=strand)
@@ -160,7 +198,7 @@ class ToolCall(Generic[R]):
                     if self._signature.is_async:
                         value = await self._body(key)()
                     else:
-                        value = await self._in_thread(key, end)
+                        value = await self._in_thread(key, end, until)
                     execution.probe(key)
                     return value
         except TimeoutError as error:
@@ -171,9 +209,15 @@ class ToolCall(Generic[R]):
             own.end()
             strand.leave()
 
-    async def _in_thread(self, key: str, end: ActivityEnd | None) -> Any:
+    async def _in_thread(self, key: str, end: ActivityEnd | None, until: float | None) -> Any:
         """A thread cannot be stopped. If it is given up, nobody else may do the same until it has ended; how it ended is sent after all."""
-        future = self._execution.threads.call(self._body(key), own_thread=True)
+        body = self._body(key)
+
+        def in_time() -> Any:
+            self._may_begin(until)
+            return body()
+
+        future = self._execution.threads.call(in_time, own_thread=True)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -250,9 +294,10 @@ class ToolCall(Generic[R]):
             except _NotAskedError as error:
                 unasked = str(error)
         if decision.policy in ("ask", "query"):
-            return await self._ask(decision, unasked)
+            told = decision.message if decision.policy == "ask" and self._options.on_unknown not in (None, "ask") else ""
+            return await self._ask(decision, unasked or told)
         if decision.retry_after_seconds > 0:
-            await self._pause(decision.retry_after_seconds)
+            await self._pause(min(decision.retry_after_seconds, _PROOF_SECONDS))
             return await self._begin()
         raise self._refusal(errors.EffectUnknown, decision) from self._error
 
@@ -260,12 +305,14 @@ class ToolCall(Generic[R]):
         found = await self._found(decision.key, reconcile)
         if found is None and decision.retry_after_seconds > 0:
             # The old executor may have acted since the provider looked: only who asks after it has ended hears that it did not happen.
-            await self._pause(decision.retry_after_seconds)
+            await self._pause(min(decision.retry_after_seconds, _PROOF_SECONDS))
             return await self._begin()
         body = protocol.ActivityResolve(key=decision.key, happened=found is not None, response=msgspec.Raw(encode(found)))
         resolved = await self._resolve(body)
+        if resolved.decision == "unknown" and resolved.policy == "ask":
+            return await self._ask(resolved, resolved.message)
         if resolved.decision == "unknown":
-            await self._pause(resolved.retry_after_seconds or 1.0)
+            await self._pause(min(resolved.retry_after_seconds or 1.0, _PROOF_SECONDS))
             return await self._begin()
         return resolved
 
@@ -335,6 +382,7 @@ class ToolCall(Generic[R]):
         return f'{{"happened": false}} or {{"happened": true{response}}}'
 
     async def _resolve(self, body: protocol.ActivityResolve) -> ActivityDecision:
+        self._asked_at = _clock()
         with self._here.strand.busy():
             return await self._execution.call(body, ActivityDecision)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -44,6 +45,9 @@ from perdure.websocket import Batch
 LEASE_WAIT_SHARE = 0.5
 """After the welcome on a reconnect: the share of the lease's length that its redelivery may take before it counts as lost. Nobody else can
 have the run before the lease expires, and a gateway whose database is just coming back is slow."""
+
+CAN_PROVE = sys.platform == "linux"
+"""Only there does the parent of a run's processes become the parent of all that they leave behind, so that it can say that none is left."""
 
 _LEASE_LOST = "urn:perdure:lease-lost"
 
@@ -85,6 +89,7 @@ class Pod:
         self._secrets = secrets
         self._open = False
         self._asked = False
+        self._ended: tuple[str, int] | None = None
         self._said_ready = False
         self._connection = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -171,9 +176,11 @@ class Pod:
         for only if none can be."""
         run = self.held
         if run is not None and (run.handed_out or not clean):
-            gone = self.supervisor.agent_gone(run, f"the agent process ended with code {exit_code}, the run had not finished or suspended")
-            await asyncio.shield(gone)
+            message = f"the agent process ended with code {exit_code}, the run had not finished or suspended"
+            proven = clean and CAN_PROVE and run.handed_out
+            await asyncio.shield(self.supervisor.agent_gone(run, message, proven=proven))
             if self.held is run:
+                self._ended = (run.run, run.epoch) if proven else None
                 self._clean(clean)
         elif not clean:
             self._clean(clean)
@@ -243,7 +250,8 @@ class Pod:
         """Once after each run, and once for a pod that said hello before its agent was there."""
         if self._open and self._asked and not self._said_ready and self.held is None and not self.retiring:
             self._said_ready = True
-            self._send(Idle(fetch=self.fetches))
+            run, epoch = self._ended or (None, None)
+            self._send(Idle(fetch=self.fetches, run=run, epoch=epoch))
 
     def retire(self, reason: str) -> None:
         """No more runs; a live one is stopped."""
@@ -281,6 +289,8 @@ class Pod:
                 connection=self._connection,
                 run=run.run if run else None,
                 epoch=run.epoch if run else None,
+                ended_run=self._ended[0] if self._ended else None,
+                ended_epoch=self._ended[1] if self._ended else None,
             )
         )
 

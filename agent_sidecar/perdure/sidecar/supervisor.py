@@ -94,8 +94,9 @@ class Supervisor:
         if not self._presence.sessions:
             self.agent_gone(run, "the agent closed its session before the run had finished or suspended")
 
-    def agent_gone(self, run: HeldRun, message: str) -> asyncio.Future[None]:
-        """Closes what the agent left open and gives the run back for another attempt. The future is done when the lease is over."""
+    def agent_gone(self, run: HeldRun, message: str, *, proven: bool = False) -> asyncio.Future[None]:
+        """Closes what the agent left open and gives the run back for another attempt. ``proven``: none of its processes is left. One that
+        has only fallen silent may still act. The future is done when the lease is over."""
         done = self._gone
         if done is None:
             done = asyncio.get_running_loop().create_future()
@@ -106,7 +107,7 @@ class Supervisor:
         if run.state is State.LIVE:
             error = ErrorInfo(type="AgentDisconnected", message=message)
             for token, key in run.activities.items():
-                end = encode_json(ActivityEnd(key=key, token=token, state="unknown", error=error))
+                end = encode_json(ActivityEnd(key=key, token=token, state="unknown", still_running=not proven, error=error))
                 self._pod.submit(run=run.run, epoch=run.epoch, op="activity.end", body=end, req=str(uuid.uuid4()), waiter=_ignore)
             run.activities.clear()
             self._finish(run, "cancelled" if run.cancel else "retry", "AgentDisconnected", message)

@@ -43,6 +43,7 @@ class Entry:
     state: str = "RUNNING"
     attempts: int = 1
     executor_gone: bool = False
+    absent: bool = False
     response: bytes = b"null"
     provider_ref: str | None = None
     error: protocol.ErrorInfo | None = None
@@ -101,8 +102,10 @@ class MemoryLedger:
         if entry.state == "UNKNOWN":
             if body.happened:
                 entry.state, entry.response, entry.provider_ref = "SUCCEEDED", bytes(body.response), body.provider_ref
-            elif self._may_still_act(entry) > 0:
-                return self._answer(entry, "unknown", after=self._may_still_act(entry))
+            elif body.by == "query" and (left := self._gone_after(entry, "query")) != 0:
+                entry.absent = left is None
+                message = "not found, but the earlier executor may still act"
+                return self._answer(entry, "unknown", after=left or 0.0, message=message, policy="query" if left else "ask")
             else:
                 entry.state = "FAILED"
         return self._again(entry, 300.0)
@@ -139,11 +142,14 @@ class MemoryLedger:
         if entry.state == "RUNNING":
             return self._answer(entry, "busy", after=0.2)
         if entry.state == "UNKNOWN":
-            left = self._may_still_act(entry)
+            left = self._gone_after(entry, entry.policy)
+            if left is None and (entry.policy == "assume-not-done" or (entry.policy == "query" and entry.absent)):
+                message = "nothing proves that the earlier executor is gone, so it may still act: a person must decide"
+                return self._answer(entry, "unknown", message=message, policy="ask")
             if entry.policy in ("query", "ask", "fail"):
-                after = left if entry.policy == "query" else 0.0
+                after = left or 0.0 if entry.policy == "query" else 0.0
                 return self._answer(entry, "unknown", after=after, message="nobody knows whether this effect happened")
-            if left > 0:
+            if left:
                 return self._answer(entry, "unknown", after=left)
             return self._grant(entry, "execute", timeout)
         if entry.attempts > entry.max_retries:
@@ -154,15 +160,18 @@ class MemoryLedger:
         entry.past_tokens.append(entry.token)
         entry.token = self._token()
         entry.state, entry.error, entry.executor_gone = "RUNNING", None, False
+        entry.absent = False
         entry.attempts += 1
         entry.safe_at = self._clock.now + timeout + LEASE_SECONDS
         return self._answer(entry, decision, after=0.1 if decision == "retry" else 0.0)
 
-    def _may_still_act(self, entry: Entry) -> float:
-        """Seconds for which an old executor may still act."""
+    def _gone_after(self, entry: Entry, policy: str) -> float | None:
+        """0: the old executor is proven gone, or a second call would do no harm. Else the seconds for which a proof is waited for; None
+        when that is over."""
         if entry.effect != "external" or entry.executor_gone:
             return 0.0
-        return max(0.0, entry.safe_at - self._clock.now)
+        left = max(0.0, entry.safe_at - self._clock.now)
+        return left if left > 0 or policy == "retry-same-key" else None
 
     def _identify(self, body: ActivityBegin, arguments: Any) -> tuple[str, str]:
         counted = (
@@ -178,14 +187,14 @@ class MemoryLedger:
         self._tokens += 1
         return str(UUID(int=self._tokens))
 
-    def _answer(self, entry: Entry, decision: Any, *, message: str = "", after: float = 0.0) -> ActivityDecision:
+    def _answer(self, entry: Entry, decision: Any, *, message: str = "", after: float = 0.0, policy: str = "") -> ActivityDecision:
         return ActivityDecision(
             decision=decision,
             key=entry.key,
             token=entry.token if decision in ("execute", "retry") else None,
             attempt=entry.attempts,
             effect=entry.effect,
-            policy=entry.policy,
+            policy=policy or entry.policy,
             retry_after_seconds=after,
             response=msgspec.Raw(entry.response) if decision == "receipt" else msgspec.UNSET,
             provider_ref=entry.provider_ref,

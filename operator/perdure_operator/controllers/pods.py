@@ -149,7 +149,7 @@ def ending_of(pod: Json) -> Ending | None:
     if status.get("phase") not in ("Succeeded", "Failed"):
         return None
     containers = [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]
-    proven = bool(containers) and all("terminated" in (c.get("state") or {}) for c in containers)
+    proven = bool(containers) and all(map(_seen_to_end, containers))
     agent: Json = next((c for c in containers if c["name"] == AGENT_CONTAINER), {})
     terminated = (agent.get("state") or {}).get("terminated") or {}
     code = terminated.get("exitCode")
@@ -162,6 +162,12 @@ def ending_of(pod: Json) -> Ending | None:
     if code == 0 or pod["metadata"].get("deletionTimestamp"):
         return Ending("PodDeleted" if code != 0 else "PodEnded", message, proven, clean=True)
     return Ending("AgentKilled" if (code or 0) > 128 else "AgentExited", message, proven, clean=False, last_words=words)
+
+
+def _seen_to_end(container: Json) -> bool:
+    """Not if the kubelet only could not find it any more, as after a restart of its runtime."""
+    terminated = (container.get("state") or {}).get("terminated")
+    return terminated is not None and terminated.get("reason") != "ContainerStatusUnknown"
 
 
 def _broken(containers: list[Json], code: int | None) -> str:

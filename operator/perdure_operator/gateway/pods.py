@@ -255,6 +255,8 @@ class Hub:
         believed = _uuid(hello.run) if hello.run else None
         if not 0 <= (hello.epoch or 0) <= translate.MAX_INT:
             raise InvalidInput(f"{hello.epoch} is no epoch")
+        if hello.ended_run is not None and hello.ended_epoch is not None:
+            await self._store.processes_ended(pod.id, _ended(hello.ended_run, hello.ended_epoch))
         status = await self._store.pod_hello(
             pod.id,
             pod.pool,
@@ -374,7 +376,8 @@ class Hub:
             await self._operation(pod, frame)
         elif isinstance(frame, wire.Idle):
             pod.fetches = frame.fetch
-            if await self._store.pod_idle(pod.id, self._gateway, pod.connection):
+            ended = None if frame.run is None or frame.epoch is None else _ended(frame.run, frame.epoch)
+            if await self._store.pod_idle(pod.id, self._gateway, pod.connection, ended=ended):
                 self._release(pod)
                 self._becomes_idle(pod)
             else:
@@ -507,6 +510,13 @@ def _uuid(value: str) -> UUID:
         return UUID(value)
     except ValueError:
         raise InvalidInput(f"{value!r} is not a run id") from None
+
+
+def _ended(run: str, epoch: int) -> tuple[UUID, int]:
+    """A lease of which nothing is left, as a pod says."""
+    if not 0 <= epoch <= translate.MAX_INT:
+        raise InvalidInput(f"{epoch} is no epoch")
+    return _uuid(run), epoch
 
 
 def _request_id(req: str) -> UUID:

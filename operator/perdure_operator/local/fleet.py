@@ -29,6 +29,9 @@ LONGEST_BACKOFF = 10.0
 """Somebody sits before it and is mending the agent."""
 RETIRE_SECONDS = 10.0
 """A pod that was told to retire is stopped after so long."""
+LOST_SECONDS = 6.0
+"""A pod whose run was taken from it is killed after so long: a little more than an agent takes for its last receipts. It may stand still,
+and act when it goes on; before it is seen to be gone, no other worker may repeat what it began."""
 
 
 class Capacity(Told, Protocol):
@@ -40,8 +43,9 @@ class Capacity(Told, Protocol):
         """A row in the state ``starting``."""
         ...
 
-    async def pod_gone(self, pod: UUID, reason: str, /) -> list[UUID]:
-        """The pod's processes have ended: its row goes, a lease it held expires now. Gives the runs that lost their worker."""
+    async def pod_gone(self, pod: UUID, reason: str, /, *, proven: bool = True) -> list[UUID]:
+        """The pod has ended: its row goes, a lease it held expires now. Gives the runs that lost their worker. ``proven``: none of its
+        processes is left."""
         ...
 
     async def retire_idle(self, pool: str, count: int, /) -> list[UUID]:
@@ -62,6 +66,7 @@ class Pod(Protocol):
 
     async def wait(self) -> PodExit: ...
     def stop(self, grace: float | None = None) -> None: ...
+    def kill(self) -> None: ...
 
 
 class PodStarter(Protocol):
@@ -85,7 +90,7 @@ class Fleet:
         self._watchers: set[asyncio.Task[None]] = set()
         self._troubles: dict[str, Trouble] = {}
         self._retiring: dict[UUID, float] = {}
-        self._untold: dict[UUID, str] = {}
+        self._untold: dict[UUID, tuple[str, bool]] = {}
         self._changed = Kick()
 
     @property
@@ -110,8 +115,8 @@ class Fleet:
             await self._changed.pause(TICK_SECONDS)
 
     async def tick(self) -> None:
-        for pod_id, reason in list(self._untold.items()):
-            await self._tell_gone(pod_id, reason)
+        for pod_id, (reason, proven) in list(self._untold.items()):
+            await self._tell_gone(pod_id, reason, proven=proven)
         demand = await self._capacity.pool_demand()
         for pool in demand:
             if (pool.idle or pool.leased) and pool.pool in self._troubles:
@@ -147,7 +152,7 @@ class Fleet:
         try:
             await self._capacity.register_pod(pod_id, pool.pool)
         except (PerdureError, OSError):
-            self._untold[pod_id] = "NotStarted"  # it may have been committed
+            self._untold[pod_id] = "NotStarted", True  # it may have been committed
             raise
         try:
             pod = await self._starter.start(pod_id, pool.pool, pool.spec)
@@ -163,7 +168,7 @@ class Fleet:
     async def _watch(self, pod: Pod) -> None:
         exit_ = await pod.wait()
         last_words = self._starter.ended(pod, exit_)
-        lost = await self._tell_gone(pod.pod_id, exit_.reason)
+        lost = await self._tell_gone(pod.pod_id, exit_.reason, proven=exit_.proven)
         self._pods.pop(pod.pod_id, None)
         self._retiring.pop(pod.pod_id, None)
         if exit_.clean:
@@ -183,11 +188,11 @@ class Fleet:
         if lines or trouble.failures.bit_count() == 1:  # 1, 2, 4, 8…: somebody may have left it like that on purpose
             self._say("\n".join([f"pool {pool}: {what}; next try in {pause:.0f} s", *lines]))
 
-    async def _tell_gone(self, pod_id: UUID, reason: str) -> list[UUID]:
+    async def _tell_gone(self, pod_id: UUID, reason: str, *, proven: bool = True) -> list[UUID]:
         """The runs that lost their worker. What the store could not be told now, it is told at the next tick."""
-        self._untold[pod_id] = reason
+        self._untold[pod_id] = reason, proven
         try:
-            lost = await self._capacity.pod_gone(pod_id, reason)
+            lost = await self._capacity.pod_gone(pod_id, reason, proven=proven)
         except (PerdureError, OSError):
             return []
         self._untold.pop(pod_id, None)
@@ -196,13 +201,14 @@ class Fleet:
     async def _end_retiring(self, demand: list[PoolDemand]) -> None:
         """Pods that were told to retire and stay, and rows of pods that are not here."""
         now = self._now()
+        lost = {pod for pool in demand for pod in pool.lost}
         for pod_id in (pod for pool in demand for pod in pool.retiring):
             pod = self._pods.get(pod_id)
-            since = self._retiring.setdefault(pod_id, now)
-            if now - since < RETIRE_SECONDS:
-                continue
-            if pod is None:
-                await self._capacity.pod_gone(pod_id, "Unknown")
+            age = now - self._retiring.setdefault(pod_id, now)
+            if pod is None and age >= RETIRE_SECONDS:
+                await self._capacity.pod_gone(pod_id, "Unknown", proven=False)
                 self._retiring.pop(pod_id)
-            else:
+            elif pod is not None and pod_id in lost and age >= LOST_SECONDS:
+                pod.kill()
+            elif pod is not None and age >= RETIRE_SECONDS:
                 pod.stop()

@@ -1,8 +1,8 @@
-"""What an earlier ``perdure dev`` on the same state folder has left running: nothing, unless its guardian was killed with it. And what
-a pod has left that broke: processes that have detached themselves.
+"""What has been left running: by a pod that has ended, and by an earlier ``perdure dev`` on the same state folder (nothing, unless its
+guardian was killed with it).
 
-An agent that is still at work there would do again what its run is about to be asked for, so nothing else begins before it has ended.
-Processes are known by what they were started with, not by number: numbers are given to others in time.
+Who is still at work there would do again what its run is about to be asked for, so nothing else begins before it has ended. Processes are
+known by what they were started with, however they have detached themselves, and not by number: numbers are given to others in time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import psutil
 from perdure_operator.domain.errors import PerdureError
 
 PATIENCE_SECONDS = 10.0
+POD_PATIENCE_SECONDS = 5.0
 
 
 class LeftoversAlive(PerdureError):
@@ -36,18 +37,22 @@ def end_leftovers(secret: Path, runtime_dir: Path | None) -> int:
         of_pod = socket is not None and runtime_dir is not None and runtime_dir in Path(socket).parents
         return of_pod or environ.get("PERDURE_TOKEN_SECRET_FILE") == str(secret)
 
-    return _end(is_ours, "an earlier `perdure dev`")
+    return _end(is_ours, "an earlier `perdure dev`", PATIENCE_SECONDS)
 
 
-def end_pod(socket: str) -> int:
-    """Kills what was started with this pod's socket; gives how many processes there were. Blocks until all have ended: then nothing of the
-    pod can act any more. Raises LeftoversAlive."""
-    return _end(lambda environ: environ.get("PERDURE_SOCKET") == socket, "a pod")
+def end_pod(socket: str) -> bool:
+    """Kills what was started with this pod's socket. Blocks until all have ended: then nothing of the pod can act any more. False: some do
+    not end."""
+    try:
+        _end(lambda environ: environ.get("PERDURE_SOCKET") == socket, "a pod", POD_PATIENCE_SECONDS)
+    except LeftoversAlive:
+        return False
+    return True
 
 
-def _end(is_ours: Callable[[Mapping[str, str]], bool], whose: str) -> int:
+def _end(is_ours: Callable[[Mapping[str, str]], bool], whose: str, patience: float) -> int:
     count = 0
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + patience
     # Again until there is none: one of them may have been starting another.
     while left := list(_started_with(is_ours)):
         if time.monotonic() > deadline:

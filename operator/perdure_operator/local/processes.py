@@ -6,9 +6,9 @@ at which a crash of ours would leave a process that nobody knows.
 
 A pod ends as on a cluster: when the agent ends, the sidecar may finish what it is sending and is then terminated; when the sidecar ends
 (a single-use pod's work is over) the agent is. A sidecar that was killed or broke does not come again here, and without it nothing that the
-agent still does could be recorded: the agent is ended at once, whatever its grace period. Whatever the agent left running in its group is
-killed; unless the pod's work was over, so is every process that was started with the pod's socket in its environment, in whatever session
-it is (a run's process in a pod that forks has its own). Only then has the pod ended.
+agent still does could be recorded: the agent is ended at once, whatever its grace period. Whatever was started with the pod's socket in
+its environment is killed then, in whatever session it is (a run's process in a pod that forks has its own): only then is it proven that
+nothing of what the pod began can still happen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from uuid import UUID
 
 from perdure_operator.local import guardian
-from perdure_operator.local.leftovers import LeftoversAlive, end_pod
+from perdure_operator.local.leftovers import end_pod
 
 SIDECAR_COURTESY = 5.0, 2.0, 0.5
 """Seconds that a sidecar has to end by itself after its agent: exited with 0, exited with an error, was killed."""
@@ -162,7 +162,8 @@ class Launch:
 class PodExit:
     """How a pod ended, ``seconds`` after its start.
 
-    ``clean``: its sidecar said that its work was over; ``stopped``: we ended it; else something broke.
+    ``clean``: its sidecar said that its work was over; ``stopped``: we ended it; else something broke. ``proven``: no process that was
+    started in it is left.
     """
 
     agent: int | None
@@ -172,6 +173,7 @@ class PodExit:
     stopped: bool
     sidecar_first: bool
     pod_killed: bool = False
+    proven: bool = True
 
     @property
     def broken(self) -> bool:
@@ -239,6 +241,13 @@ class WorkerPod:
             self._grace = min(self._grace, grace)
         self._stop.set()
 
+    def kill(self) -> None:
+        """End both now, also if they stand still."""
+        self._grace = 0.0
+        for process in (self.agent, self.sidecar):
+            process.send(signal.SIGKILL)
+        self._stop.set()
+
     async def _live(self) -> PodExit:
         agent, sidecar, stop = (asyncio.create_task(w) for w in (self.agent.wait(), self.sidecar.wait(), self._stop.wait()))
         await asyncio.wait([agent, sidecar, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -261,20 +270,11 @@ class WorkerPod:
         pod_killed = not stopped and max(self.agent.code or 0, self.sidecar.code or 0) < 0
         await self.agent.stop(self._grace)
         await self.sidecar.stop()
-        if not clean:
-            await self._end_remains()
-            await self._empty_spool()
         stop.cancel()
-        return PodExit(self.agent.code, self.sidecar.code, seconds, clean, stopped, sidecar_first, pod_killed)
-
-    async def _end_remains(self) -> None:
-        while self._socket is not None:
-            try:
-                await asyncio.to_thread(end_pod, self._socket)
-            except LeftoversAlive:
-                if not self._stop.is_set():
-                    continue  # the pod has not ended
-            return
+        proven = self._socket is None or await asyncio.to_thread(end_pod, self._socket)
+        if not clean:
+            await self._empty_spool()
+        return PodExit(self.agent.code, self.sidecar.code, seconds, clean, stopped, sidecar_first, pod_killed, proven)
 
     async def _empty_spool(self) -> None:
         """What the sidecar had taken and nobody has committed (pools with ``spool: Disk``) goes to the store before the pod counts as gone:

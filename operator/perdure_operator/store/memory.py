@@ -27,6 +27,7 @@ from perdure_operator.store.memory_records import (
     SECONDS_PER_PRIORITY,
     Answer,
     Condition,
+    Executor,
     Fired,
     Pod,
     Run,
@@ -160,8 +161,9 @@ class Oracle(LedgerRules):
                 self._released(run)
             case Effect.ORPHAN:
                 for entry in run.ledger.values():
-                    if entry.state == "RUNNING":
+                    if entry.state == "RUNNING" and entry.holder is not None:
                         entry.state = "UNKNOWN"
+                        run.executors.setdefault(entry.epoch, Executor(entry.holder, self.now))
                         run.record("activity.unknown")
             case Effect.ATTEMPT:
                 run.attempt += 1
@@ -183,6 +185,8 @@ class Oracle(LedgerRules):
 
     def _finished(self, run: Run) -> None:
         run.reasons, run.wake_due = [], False
+        unknown = {entry.epoch for entry in run.ledger.values() if entry.state == "UNKNOWN"}
+        run.executors = {epoch: executor for epoch, executor in run.executors.items() if epoch in unknown}
         for wait in run.waits.values():
             wait.state = "closed" if wait.state == "open" else wait.state
         if run.parent is not None:
@@ -601,7 +605,10 @@ class Oracle(LedgerRules):
         row.state = "idle" if ready else "starting"
         return row.state, None
 
-    def idle(self, pod: UUID, gateway: str) -> bool:
+    def idle(self, pod: UUID, gateway: str, ended: tuple[UUID, int] | None = None) -> bool:
+        """``ended``: the lease of which no process is left, by the pod's own word."""
+        if ended is not None and (executor := self.runs[ended[0]].executors.get(ended[1])) is not None and executor.pod == pod:
+            executor.gone = True
         row = self.pods.get(pod)
         if row is None or row.state == "retiring" or any(run.holder == pod for run in self.runs.values()):
             return False
@@ -612,13 +619,17 @@ class Oracle(LedgerRules):
         if pod in self.pods:
             self.pods[pod].state = "retiring"
 
-    def gone(self, pod: UUID, reason: str) -> list[UUID]:
-        """The pod was seen terminated. Gives the run that lost it."""
+    def gone(self, pod: UUID, reason: str, *, proven: bool = True) -> list[UUID]:
+        """The pod is gone. Gives the run that lost it. ``proven``: it was seen terminated, so nothing of what it held is left."""
         lost = [run for run in self.runs.values() if run.holder == pod]
         if taken_away(reason) and pod in self.pods and (charged := self.pods[pod].charged) is not None:
             self.control(Control(charged, "acquit", {"pod": str(pod)}))
         self.pods.pop(pod, None)
-        self.terminated.add(pod)
+        if proven:
+            for run in lost:
+                run.executors.setdefault(run.epoch, Executor(pod, self.now))
+            for executor in (executor for run in self.runs.values() for executor in run.executors.values() if executor.pod == pod):
+                executor.gone = True
         for run in lost:
             self.control(Control(run.id, "expire", {"leaseEpoch": run.epoch, "reason": reason, "weight": weight(reason)}))
         return [run.id for run in lost]

@@ -9,17 +9,18 @@ from typing import Any
 from uuid import UUID
 
 from perdure_operator.domain.errors import UnknownActivity
-from perdure_operator.store.memory_records import Answer, LedgerEntry, Run
+from perdure_operator.store.memory_records import Answer, Executor, LedgerEntry, Run
 from perdure_operator.store.operations import Control
+
+PROOF_SECONDS = 30
 
 
 class LedgerRules:
-    """``jitter`` gives the random part of the n-th backoff of a run, 0 to 1; ``terminated`` are the pods that were seen terminated."""
+    """``jitter`` gives the random part of the n-th backoff of a run, 0 to 1."""
 
     def __init__(self, now: datetime, jitter: Callable[[UUID, int], float]) -> None:
         self.now = now
         self.jitter = jitter
-        self.terminated: set[UUID] = set()
 
     def backoff(self, run: Run, n: int) -> float:
         """L5: base * 2^(n-1), capped, times 0.5 to 1. Seconds."""
@@ -33,7 +34,9 @@ class LedgerRules:
             token = str(UUID(md5(f"{token}{entry.attempts}".encode(), usedforsecurity=False).hexdigest()))
         entry.past_tokens = used
         entry.token, entry.state, entry.attempts = token, "RUNNING", entry.attempts + 1
-        entry.holder, entry.executor_ended, entry.error = run.holder, False, None
+        before, entry.epoch = entry.epoch, run.epoch
+        entry.holder, entry.executor_ended, entry.error, entry.absent, entry.asked = run.holder, False, None, False, False
+        self._forget_executor(run, before)
         entry.safe_at = self.now + timedelta(seconds=after + entry.timeout + body["leaseSeconds"])
         run.record("activity.started")
 
@@ -63,7 +66,7 @@ class LedgerRules:
         if entry is None:
             safe_at = self.now + timedelta(seconds=body["timeoutSeconds"] + body["leaseSeconds"])
             entry = LedgerEntry(
-                body["key"], body["effect"], body["policy"], body["fingerprint"], str(body["token"]), safe_at, run.holder,
+                body["key"], body["effect"], body["policy"], body["fingerprint"], str(body["token"]), safe_at, run.holder, run.epoch,
                 body["timeoutSeconds"], body.get("maxRetries"),
             )  # fmt: skip
             run.ledger[entry.key] = entry
@@ -72,9 +75,12 @@ class LedgerRules:
         if entry.fingerprint != body["fingerprint"] and not body.get("scopeIsIdentity"):
             return self._decision(entry, "conflict")
         if entry.state == "UNKNOWN":
-            wait = self._may_still_act(entry)
-            if body["policy"] in ("query", "ask", "fail") or wait > 0:
-                return self._decision(entry, "unknown", 0.0 if body["policy"] in ("ask", "fail") else wait, body["policy"])
+            policy, wait = body["policy"], self._gone_after(run, entry, body["policy"])
+            if wait is None and (policy == "assume-not-done" or (policy == "query" and entry.absent)):
+                return self._decision(entry, "unknown", policy="ask")
+            entry.asked |= policy == "query" and wait == 0
+            if policy in ("query", "ask", "fail") or wait:
+                return self._decision(entry, "unknown", 0.0 if policy in ("ask", "fail") else wait or 0.0, policy)
             entry.policy, entry.timeout, entry.max_retries = body["policy"], body["timeoutSeconds"], body.get("maxRetries")
             self._grant_execution(run, entry, body, 0.0)
             return self._decision(entry, "execute")
@@ -93,11 +99,24 @@ class LedgerRules:
         self._grant_execution(run, entry, body, after)
         return self._decision(entry, "retry", after)
 
-    def _may_still_act(self, entry: LedgerEntry) -> float:
-        """Seconds until a second execution of an UNKNOWN effect can be excluded by time; 0 when nothing forbids it (E5)."""
-        if entry.effect != "external" or entry.executor_ended or entry.holder in self.terminated:
+    def _gone_after(self, run: Run, entry: LedgerEntry, policy: str) -> float | None:
+        """E5: 0 when the executor of an UNKNOWN entry is proven gone, or where a second call does no harm; else the seconds for which a
+        proof may come. None: none is to be expected."""
+        executor = run.executors.get(entry.epoch)
+        if entry.effect != "external" or entry.executor_ended or (executor and executor.gone):
             return 0.0
-        return max(0.0, (entry.safe_at - self.now).total_seconds())
+        left = (entry.safe_at - self.now).total_seconds()
+        if policy == "retry-same-key":
+            return max(left, 0.0)
+        if executor:
+            left = max(left, (executor.lost_at - self.now).total_seconds() + run.columns["grace_seconds"] + PROOF_SECONDS)
+        return left if left > 0 else None
+
+    def _forget_executor(self, run: Run, epoch: int) -> None:
+        """What nothing UNKNOWN refers to; of a live lease there may be more to come."""
+        live = run.holder is not None and run.epoch == epoch
+        if not live and not any(entry.state == "UNKNOWN" and entry.epoch == epoch for entry in run.ledger.values()):
+            run.executors.pop(epoch, None)
 
     def _activity_end(self, run: Run, op: Control) -> Answer:
         """A receipt. Success is believed from whoever was granted the call; any other word only from the one who has it now."""
@@ -115,11 +134,18 @@ class LedgerRules:
             accepted = current and (entry.state == "RUNNING" or (entry.state == "UNKNOWN" and (state != "UNKNOWN" or fenced)))
             twice = False
         if accepted:
+            before = entry.state
             entry.past_tokens.add(entry.token)
             entry.token, entry.state = token, state
             entry.response = op.payload if state == "SUCCEEDED" else None
             entry.provider_ref, entry.error = body.get("providerRef"), body.get("error")
             entry.executor_ended |= current and not body.get("stillRunning", False)
+            if before == "UNKNOWN":
+                self._forget_executor(run, entry.epoch)
+            elif state == "UNKNOWN" and entry.executor_ended:
+                entry.asked = True
+            elif state == "UNKNOWN" and entry.holder is not None:
+                run.executors.setdefault(entry.epoch, Executor(entry.holder, self.now))
             if ended:
                 run.record("activity.evidence" if evidence else f"activity.{state.lower()}")
         if twice and ended:
@@ -127,7 +153,7 @@ class LedgerRules:
         return {"state": entry.state, "seq": len(run.log), "evidence": evidence}
 
     def _activity_resolve(self, run: Run, op: Control) -> Answer:
-        """The provider's word: it happened is believed, it did not happen only when nobody can still make it happen."""
+        """That it happened is believed. That it did not: of a person at once, of a provider only once nobody can make it happen."""
         entry = run.ledger.get(op.body["key"])
         if entry is None:
             raise UnknownActivity
@@ -135,9 +161,15 @@ class LedgerRules:
             return self._known(run, entry, op.body, timeout=entry.timeout, max_retries=entry.max_retries)
         if op.body["happened"]:
             entry.state, entry.response, entry.provider_ref, entry.error = "SUCCEEDED", op.payload, op.body.get("providerRef"), None
-        elif wait := self._may_still_act(entry):
-            return self._decision(entry, "unknown", wait)
         else:
+            person = op.body.get("by") == "person"
+            wait = 0.0 if person else self._gone_after(run, entry, "query")
+            if wait is None:
+                entry.absent = True
+                return self._decision(entry, "unknown", policy="ask")
+            if wait or (entry.effect == "external" and not entry.asked and not person):
+                return self._decision(entry, "unknown", wait or 0.1)
             entry.state = "FAILED"
+        self._forget_executor(run, entry.epoch)
         run.record("activity.resolved")
         return self._known(run, entry, op.body, timeout=entry.timeout, max_retries=entry.max_retries)

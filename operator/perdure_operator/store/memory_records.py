@@ -67,6 +67,15 @@ class Wakeup:
 
 
 @dataclass
+class Executor:
+    """A lease that left an UNKNOWN effect: its pod, since when it is given up, and whether it is proven that nothing of it is left."""
+
+    pod: UUID
+    lost_at: datetime
+    gone: bool = False
+
+
+@dataclass
 class LedgerEntry:
     key: str
     effect: str
@@ -75,12 +84,15 @@ class LedgerEntry:
     token: str
     safe_at: datetime
     holder: UUID | None
+    epoch: int
     timeout: float
     max_retries: int | None
     state: str = "RUNNING"
     attempts: int = 1
     past_tokens: set[str] = field(default_factory=set)
     executor_ended: bool = False
+    absent: bool = False  # the provider did not have it
+    asked: bool = False  # a question to the provider is put after the executor has gone
     response: bytes | None = None
     provider_ref: str | None = None
     error: Any = None
@@ -129,6 +141,7 @@ class Run:
     waits: dict[str, Wait] = field(default_factory=dict)
     wakeups: list[Wakeup] = field(default_factory=list)
     ledger: dict[str, LedgerEntry] = field(default_factory=dict)
+    executors: dict[int, Executor] = field(default_factory=dict)  # by epoch
     slices: list[tuple[int, SliceWrite]] = field(default_factory=list)
     requests: dict[UUID, tuple[str, Answer]] = field(default_factory=dict)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 from uuid import UUID
 
@@ -114,8 +114,8 @@ class SilentLease:
 
 @dataclass(frozen=True, slots=True)
 class PoolDemand:
-    """What a pool has and needs. Counts are of runs (``runnable``) and pods; ``retiring`` are pods that should go. ``trouble``: why its
-    pods do not start, as far as the store was told."""
+    """What a pool has and needs. Counts are of runs (``runnable``) and pods; ``retiring`` are pods that should go, ``lost`` those
+    among them whose last run was taken from them. ``trouble``: why its pods do not start, as far as the store was told."""
 
     pool: str
     spec: dict[str, Any]
@@ -125,6 +125,7 @@ class PoolDemand:
     leased: int
     retiring: list[UUID]
     trouble: dict[str, Any] | None = None
+    lost: list[UUID] = field(default_factory=list)
 
 
 async def _nothing_to_reset(_: asyncpg.Connection) -> None:
@@ -282,10 +283,17 @@ class Store:
         status = row["status"] if row["status"] in ("leased", "starting", "idle", "lost", "superseded") else "retire"
         return PodStatus(status, row["run_id"], row["epoch"])
 
-    async def pod_idle(self, pod: UUID, gateway: str, nth: int = 0) -> bool:
-        """A reusing pod has cleaned up. False: it must retire."""
+    async def pod_idle(self, pod: UUID, gateway: str, nth: int = 0, *, ended: tuple[UUID, int] | None = None) -> bool:
+        """A reusing pod has cleaned up. ``ended``: run and epoch of which no process is left, as it says itself. False: it must retire."""
+        run, epoch = ended or (None, None)
         async with self.connection() as connection:
-            return bool(await connection.fetchval("select perdure.pod_idle($1, $2, $3)", pod, gateway, nth) == "idle")
+            status = await connection.fetchval("select perdure.pod_idle($1, $2, $3, $4, $5)", pod, gateway, nth, run, epoch)
+        return bool(status == "idle")
+
+    async def processes_ended(self, pod: UUID, lease: tuple[UUID, int]) -> None:
+        """No process is left of this run and epoch, as the pod says that held it."""
+        async with self.connection() as connection:
+            await connection.execute("select perdure.executors_gone('processes-ended', perdure.now(), $1, $2, $3)", pod, *lease)
 
     async def worker_pod(self, kube_uid: str) -> tuple[UUID, str] | None:
         """Our id and the pool of a pod of the cluster, if it is one of ours."""
@@ -392,6 +400,7 @@ class Store:
                 row["leased"],
                 row["retiring"],
                 {k: v for k, v in msgspec.json.decode(row["trouble"]).items() if k != "since"} if row["trouble"] else None,
+                list(row["lost"]),
             )
             for row in rows
         ]

@@ -49,6 +49,8 @@ class Loopback:
         self.webhook: list[str] = []
         self.lose_receipt = False
         self.deaf = False
+        self.unproven = False
+        self.asked_by = ""
         self.mute = 0
         self.url = self.hook_url = ""
 
@@ -79,6 +81,9 @@ class Loopback:
                 return {"seq": 1}
             case WaitBegin():
                 assert body.suspend
+                if body.on[0].name == f"effect:{KEY}:1":
+                    answer = [Fired(index=0, kind="signal", name=body.on[0].name, payload=msgspec.Raw(b'{"happened": false}'))]
+                    return WaitAnswer(status="done", outcomes={body.key: WaitOutcome(status="satisfied", fired=answer)})
                 fired = [Fired(index=0, kind="signal", name="approved", payload=msgspec.Raw(b'{"by": "Ada"}'))]
                 outcome = WaitOutcome(status="satisfied", fired=fired)
                 return WaitAnswer(status="done", outcomes={body.key: outcome}) if self.approved else WaitAnswer(status="suspended")
@@ -92,7 +97,12 @@ class Loopback:
                 if self.activity == "succeeded":
                     return ActivityDecision(decision="receipt", key=KEY)
                 return ActivityDecision(decision="unknown", key=KEY, policy="query", retry_after_seconds=0.01)
-            case ActivityResolve(happened=happened):
+            case ActivityResolve(happened=False, by="query") if self.unproven:
+                return ActivityDecision(
+                    decision="unknown", key=KEY, policy="ask", message="nothing proves that the earlier executor is gone"
+                )
+            case ActivityResolve(happened=happened, by=by):
+                self.asked_by = by
                 self.activity = "succeeded" if happened else "running"
                 return (
                     ActivityDecision(decision="receipt", key=KEY) if happened else ActivityDecision(decision="retry", key=KEY, token="t2")
@@ -185,3 +195,10 @@ async def test_a_webhook_that_never_answers_fails_the_run_and_says_why(loopback:
     assert state.finished.error.type == "NotifyFailed"
     assert state.finished.error.message == "the webhook http://127.0.0.1:9/hook could not be reached, and all retries are used up"
     assert not state.finished.error.retryable
+
+
+async def test_where_nothing_proves_that_the_old_worker_is_gone_a_person_is_asked(loopback: tuple[Loopback, int]) -> None:
+    state, port = loopback
+    state.approved = state.deaf = state.unproven = True
+    assert await state.start(port) == 0
+    assert (state.webhook, state.asked_by) == ([KEY], "person")

@@ -109,6 +109,10 @@ class FakePod:
         if not self.exit.done():
             self.exit.set_result(PodExit(agent=-15, sidecar=-15, seconds=1, clean=False, stopped=True, sidecar_first=False))
 
+    def kill(self) -> None:
+        if not self.exit.done():
+            self.exit.set_result(PodExit(agent=-9, sidecar=-9, seconds=1, clean=False, stopped=True, sidecar_first=False))
+
 
 class Starter:
     def __init__(self) -> None:
@@ -133,6 +137,8 @@ class Capacity:
         self.rows: dict[UUID, str] = {}
         self.gone: dict[UUID, str] = {}
         self.taken: list[UUID] = []
+        self.lost: set[UUID] = set()
+        self.unproven: set[UUID] = set()
         self.trouble: dict[str, Any] | None = None
         self.down = False
 
@@ -145,7 +151,9 @@ class Capacity:
         states = list(self.rows.values())
         counts = {state: states.count(state) for state in ("idle", "starting", "leased")}
         retiring = [pod for pod, state in self.rows.items() if state == "retiring"]
-        return [PoolDemand("default/worker", {"capacity": self.capacity}, self.runnable, **counts, retiring=retiring, trouble=self.trouble)]
+        lost = [pod for pod in retiring if pod in self.lost]
+        spec = {"capacity": self.capacity}
+        return [PoolDemand("default/worker", spec, self.runnable, **counts, retiring=retiring, trouble=self.trouble, lost=lost)]
 
     async def tell_trouble(self, pool: str, trouble: dict[str, Any] | None, /) -> None:
         self._up()
@@ -155,8 +163,9 @@ class Capacity:
         self._up()
         self.rows[pod] = "starting"
 
-    async def pod_gone(self, pod: UUID, reason: str, /) -> list[UUID]:
+    async def pod_gone(self, pod: UUID, reason: str, /, *, proven: bool = True) -> list[UUID]:
         self._up()
+        self.unproven |= set() if proven else {pod}
         self.rows.pop(pod, None)
         self.gone[pod] = reason
         return [uuid4()] if pod in self.held else []
@@ -325,3 +334,41 @@ async def test_closing_stops_every_pod_and_tells_the_store() -> None:
 def test_an_agent_that_ends_too_soon_is_told_what_is_missing_in_any_language() -> None:
     ended = PodExit(agent=0, sidecar=-15, seconds=1, clean=False, stopped=False, sidecar_first=False)
     assert ended.words == ("agent exited with code 0 without finishing its run (an agent in Python calls serve(), others POST /v1/finish)")
+
+
+async def test_a_pod_whose_run_was_taken_from_it_is_killed_soon_and_another_is_not() -> None:
+    """The first may stand still, and go on. The other has time to end by itself."""
+    world = World()
+    world.store.runnable = 2
+    await world.fleet.tick()
+    lost, done = world.pods
+    world.store.runnable = 0
+    world.store.rows = {lost.pod_id: "retiring", done.pod_id: "retiring"}
+    world.store.lost = {lost.pod_id}
+    await world.fleet.tick()
+    world.now += 5.9
+    await world.fleet.tick()
+    assert not lost.exit.done(), "it may have receipts to send"
+    world.now += 0.2
+    await world.fleet.tick()
+    assert (await lost.exit).agent == -9
+    assert not done.exit.done()
+    for _ in range(10):  # its watcher has a few steps to go
+        await asyncio.sleep(0)
+    assert world.store.gone == {lost.pod_id: "Stopped"}
+    assert not world.store.unproven
+
+
+async def test_what_nobody_knows_of_is_no_proof() -> None:
+    """A row without a pod here, and a pod that left processes which do not end."""
+    world = World()
+    stranger = uuid4()
+    world.store.runnable = 1
+    world.store.rows[stranger] = "retiring"
+    await world.fleet.tick()
+    world.now += 10
+    await world.fleet.tick()
+    assert world.store.gone == {stranger: "Unknown"}
+    [pod] = world.pods
+    await world.end(pod, PodExit(agent=1, sidecar=0, seconds=1, clean=False, stopped=False, sidecar_first=False, proven=False))
+    assert world.store.unproven == {stranger, pod.pod_id}

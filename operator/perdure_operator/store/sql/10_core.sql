@@ -98,7 +98,9 @@ begin
         where pod_id = r.holder and run_id = r.run_id;
         r.holder := null;
       when 'orphan' then
-        for v_entry in update perdure.ledger set state = 'UNKNOWN' where run_id = r.run_id and state = 'RUNNING' returning key, tool loop
+        for v_entry in update perdure.ledger set state = 'UNKNOWN' where run_id = r.run_id and state = 'RUNNING' returning key, tool, epoch, holder loop
+          -- Its pod may have been seen gone before this commit: then that stays.
+          insert into perdure.executors (run_id, epoch, pod_id, lost_at) values (r.run_id, v_entry.epoch, v_entry.holder, p_now) on conflict do nothing;
           r := perdure.log(r, 'activity.unknown', jsonb_build_object('key', v_entry.key, 'tool', v_entry.tool, 'why', p_event), p_now);
         end loop;
       when 'attempt' then
@@ -116,6 +118,8 @@ begin
         r.reasons := '[]';
         r.wake_due := false;
         update perdure.waits set state = 'closed' where run_id = r.run_id and state = 'open';
+        delete from perdure.executors x where x.run_id = r.run_id and not exists (
+          select 1 from perdure.ledger l where l.run_id = x.run_id and l.epoch = x.epoch and l.state = 'UNKNOWN');
         if r.parent_id is not null then
           insert into perdure.wakeups (run_id, kind, source, name, id, data, payload, at)
           values (r.parent_id, 'child_done', r.run_id::text, r.name, r.run_id::text,

@@ -259,14 +259,29 @@ begin
   end if;
 end $$;
 
--- A pod's agent has asked for a run, the first or the next.
-create or replace function perdure.pod_idle(p_pod uuid, p_gateway text, p_connection bigint) returns text language plpgsql as $$
+-- It is proven that nothing is left of all leases that this pod has held, or of this one. A row that somebody else has locked is being
+-- deleted, or proven by another's word, and who is at it may wait for a pod or a lease that is locked here: it is left alone.
+create or replace function perdure.executors_gone(p_proof text, p_now timestamptz, p_pod uuid, p_run uuid default null, p_epoch int default null)
+returns void language sql as $$
+  update perdure.executors x set gone_at = p_now, proof = p_proof
+  where (x.run_id, x.epoch) in (
+    select e.run_id, e.epoch from perdure.executors e
+    where e.pod_id = p_pod and e.gone_at is null and (p_run is null or e.run_id = p_run and e.epoch = p_epoch)
+    order by e.run_id, e.epoch for update skip locked)
+$$;
+
+-- A pod's agent has asked for a run, the first or the next. `p_run`, `p_epoch`: the lease of which, as it says, no process is left.
+create or replace function perdure.pod_idle(p_pod uuid, p_gateway text, p_connection bigint, p_run uuid default null, p_epoch int default null)
+returns text language plpgsql as $$
 declare
   v_now timestamptz := perdure.now();
   v_state text;
 begin
   perform 1 from perdure.pods p where p.pod_id = p_pod for update;
-  update perdure.pods p set state = 'idle', gateway = p_gateway, run_id = null, since = v_now, seen_at = v_now
+  if p_run is not null then
+    perform perdure.executors_gone('processes-ended', v_now, p_pod, p_run, p_epoch);
+  end if;
+  update perdure.pods p set state = 'idle', gateway = p_gateway, run_id = null, since = v_now, seen_at = v_now, lost = false
   where p.pod_id = p_pod and p.connection = p_connection and p.state in ('leased', 'idle', 'starting') and not exists (select 1 from perdure.leases l where l.holder = p_pod)
   returning p.state into v_state;
   return coalesce(v_state, 'retiring');

@@ -205,6 +205,10 @@ begin
           p_idle := array_remove(p_idle, leased);
         end if;
       end if;
+      if v_before.holder is not null and r.holder is distinct from v_before.holder and not v_fenced then
+        -- Nobody waits for what this pod still does, and it may stand still: whoever looks after pods ends it.
+        update perdure.pods set lost = true where pod_id = v_before.holder;
+      end if;
       if r is distinct from v_before then
         perform perdure.save(r);
       end if;

@@ -60,19 +60,21 @@ end $$;
 -- fleet asks ten times a second. Counts of runs end at p_most: nobody starts more pods than that.
 create or replace function perdure.pool_demand(p_pool text default null, p_since timestamptz default null, p_most int default null)
 returns table (pool text, spec jsonb, runnable bigint, idle bigint, starting bigint, leased bigint, retiring uuid[], trouble jsonb,
-               updated_at timestamptz) language plpgsql as $$
+               lost uuid[], updated_at timestamptz) language plpgsql as $$
 declare
   v_now timestamptz := perdure.now();
 begin
   return query
   with pods as (
     select d.pool, count(*) filter (where d.state = 'idle') as idle, count(*) filter (where d.state = 'starting') as starting,
-      count(*) filter (where d.state = 'leased') as leased, array_agg(d.pod_id) filter (where d.state = 'retiring') as retiring
+      count(*) filter (where d.state = 'leased') as leased, array_agg(d.pod_id) filter (where d.state = 'retiring') as retiring,
+      array_agg(d.pod_id) filter (where d.state = 'retiring' and d.lost) as lost
     from perdure.pods d where p_pool is null or d.pool = p_pool group by d.pool
   )
   select p.pool, case when p_since is null or p.updated_at > p_since then p.spec end,
     (select count(*) from (select 1 from perdure.runs r where r.pool = p.pool and r.state = 'Pending' and r.runnable_at <= v_now limit p_most) q),
-    coalesce(d.idle, 0), coalesce(d.starting, 0), coalesce(d.leased, 0), coalesce(d.retiring, '{}'), p.trouble, p.updated_at
+    coalesce(d.idle, 0), coalesce(d.starting, 0), coalesce(d.leased, 0), coalesce(d.retiring, '{}'), p.trouble, coalesce(d.lost, '{}'),
+    p.updated_at
   from perdure.pools p left join pods d using (pool) where p_pool is null or p.pool = p_pool order by p.pool;
 end $$;
 
@@ -121,13 +123,18 @@ $$;
 -- A pod's process has ended. Whatever state it was in, it is retiring now and its row goes; its lease, if any, comes back to be expired.
 -- `p_proven`: its containers were seen terminated; a pod that was deleted by force may still act for a while.
 create or replace function perdure.pod_gone(p_pod uuid, p_proven boolean default true) returns table (run_id uuid, epoch int) language plpgsql as $$
+declare
+  v_now timestamptz := perdure.now();
 begin
+  -- A batch that is just ending its lease is waited for here, so that what it leaves UNKNOWN is seen below.
   perform 1 from perdure.leases l where l.holder = p_pod for update;
-  update perdure.pods set state = 'retiring', run_id = null, since = perdure.now() where pod_id = p_pod;
+  update perdure.pods set state = 'retiring', run_id = null, since = v_now where pod_id = p_pod;
   delete from perdure.pods where pod_id = p_pod and state = 'retiring';
   if p_proven then
-    insert into perdure.terminated_pods values (p_pod, perdure.now()) on conflict do nothing;
+    -- For the lease that it holds yet, also if nothing of it is UNKNOWN: a call that it began may be on its way into the store.
+    insert into perdure.executors (run_id, epoch, pod_id, lost_at) select l.run_id, l.epoch, l.holder, v_now from perdure.leases l where l.holder = p_pod
+    on conflict do nothing;
+    perform perdure.executors_gone('pod-ended', v_now, p_pod);
   end if;
-  delete from perdure.terminated_pods where at < perdure.now() - interval '30 days';
   return query select l.run_id, l.epoch from perdure.leases l where l.holder = p_pod;
 end $$;
