@@ -130,6 +130,9 @@ class Run:
     ledger: dict[str, LedgerEntry] = field(default_factory=dict)
     slices: list[tuple[int, SliceWrite]] = field(default_factory=list)
     requests: dict[UUID, tuple[str, Answer]] = field(default_factory=dict)
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    size_told: bool = False
 
     def __post_init__(self) -> None:
         self.id = UUID(str(self.columns["run_id"]))
