@@ -16,6 +16,10 @@ from typing import Literal, cast
 ALL_NAMESPACES: Literal["all"] = "all"
 
 
+RUN_BYTES = 1024**3
+RUN_STORED_BYTES = 256 * 1024**2
+
+
 class ConfigError(Exception):
     """An environment variable is missing or wrong."""
 
@@ -47,7 +51,8 @@ class TlsFiles:
 @dataclass(frozen=True)
 class GatewayConfig:
     """``metrics_listen``: plain HTTP for those who probe and scrape, None for none. ``token_secret_file`` belongs to ``auth`` local,
-    ``token_audience`` to kubernetes. ``lease_seconds``: silence after which a worker is given up."""
+    ``token_audience`` to kubernetes. ``lease_seconds``: silence after which a worker is given up. ``run_bytes``, ``run_stored_bytes``: how
+    much one run may write, as JSON and as it is stored; None: as much as it likes."""
 
     dsn: str
     listen: Address
@@ -60,6 +65,8 @@ class GatewayConfig:
     lease_seconds: float
     connections: int
     prepared_statements: bool
+    run_bytes: int | None = RUN_BYTES
+    run_stored_bytes: int | None = RUN_STORED_BYTES
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> GatewayConfig:
@@ -80,6 +87,8 @@ class GatewayConfig:
             lease_seconds=_number("PERDURE_LEASE_SECONDS", env.get("PERDURE_LEASE_SECONDS", "15"), 0.5, 3600),
             connections=int(_number("PERDURE_CONNECTIONS", env.get("PERDURE_CONNECTIONS", "10"), 6, 200)),
             prepared_statements=env.get("PERDURE_PREPARED_STATEMENTS", "on") != "off",
+            run_bytes=_bytes(env, "PERDURE_RUN_BYTES", RUN_BYTES),
+            run_stored_bytes=_bytes(env, "PERDURE_RUN_STORED_BYTES", RUN_STORED_BYTES),
         )
 
 
@@ -181,6 +190,11 @@ def _one_of(env: Mapping[str, str], name: str, choices: tuple[str, ...], default
         given = "is not set" if value is None else f"is {value!r}"
         raise ConfigError(f"{name} {given}; it may be {' or '.join(choices)}")
     return value
+
+
+def _bytes(env: Mapping[str, str], name: str, usual: int) -> int | None:
+    """None for 0, which means that there is no limit."""
+    return int(_number(name, env.get(name) or str(usual), 0, 2**62)) or None
 
 
 def _number(name: str, text: str, low: float, high: float) -> float:

@@ -25,6 +25,7 @@ from perdure_operator.gateway.tls import Certificate
 from perdure_operator.kube.client import KubeClient, KubeSettings
 from perdure_operator.kube.specs.pod import PodSettings
 from perdure_operator.services.elector import Elector
+from perdure_operator.store.operations import Limits
 from perdure_operator.store.resources import Resources
 from perdure_operator.store.store import Store
 
@@ -40,7 +41,10 @@ async def run_gateway(config: GatewayConfig) -> None:
     certificate = _certificate(config.tls) if config.tls else None
     stop = _stop_signals()
     async with AsyncExitStack() as parts:
-        store = await Store.connect(config.dsn, connections=config.connections, prepared_statements=config.prepared_statements)
+        limits = Limits(config.run_bytes, config.run_stored_bytes)
+        store = await Store.connect(
+            config.dsn, connections=config.connections, prepared_statements=config.prepared_statements, limits=limits
+        )
         parts.push_async_callback(store.close)
         kube = None
         if config.auth == "kubernetes":

@@ -39,3 +39,23 @@ async def test_a_child_that_returns_much_is_joined_over_a_wake(chaos: Stack) -> 
     run = await chaos.create("parents", "parents", {"kind": "noise", "steps": 0, "size": 1_900_000, "children": 5})
     view = await chaos.until(run)
     assert (view.state, view.result) == ("Succeeded", {"joined": 5})
+
+
+async def test_an_agent_that_writes_more_than_a_run_may_fails_with_the_figures(chaos: Stack) -> None:
+    await chaos.pool("hoarder", name="limited")
+    for gateway in chaos.gateways.values():
+        gateway.env["PERDURE_RUN_BYTES"] = "7000000"
+        await chaos.restart_gateway(gateway)
+    try:
+        run = await chaos.create("limited", "limited", {"kind": "noise", "steps": 10, "size": 1_900_000})
+        view = await chaos.until(run)
+    finally:
+        for gateway in chaos.gateways.values():
+            del gateway.env["PERDURE_RUN_BYTES"]
+            await chaos.restart_gateway(gateway)
+    assert (view.state, view.attempt) == ("Failed", 1)
+    assert "the run has written 6000" in view.message
+    assert "it may write 7000000" in view.message
+    assert "receipts are taken as well" in view.message
+    kinds = await chaos.kinds(run)
+    assert (kinds.count("step.succeeded"), kinds.count("run.nearly_full")) == (3, 1)

@@ -39,8 +39,8 @@ class Cluster:
         self.tokens = LocalTokens(make_secret(self.secret))
         self._zygote = zygote
 
-    async def start(self, *names: str, lease_seconds: float = LEASE_SECONDS) -> list[Gateway]:
-        """Starts gateways of these names, all at once."""
+    async def start(self, *names: str, lease_seconds: float = LEASE_SECONDS, **more: str) -> list[Gateway]:
+        """Starts gateways of these names, all at once. ``more``: of their environment."""
         await self.store.upsert_pool("default", "p", POOL, 10_000)
         started = []
         for name in names:
@@ -52,6 +52,7 @@ class Cluster:
                 "PERDURE_TOKEN_SECRET_FILE": str(self.secret),
                 "PERDURE_LEASE_SECONDS": str(lease_seconds),
                 "PERDURE_LOG_LEVEL": "info",
+                **more,
             }
             started.append(Gateway(name, port, env, self.folder / f"{name}.log", self._zygote, self.http))
         self.gateways += started

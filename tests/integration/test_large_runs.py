@@ -307,3 +307,26 @@ async def test_a_run_whose_input_is_broken_is_parked(cluster: Cluster) -> None:
     await cluster.pg.execute("update perdure.blobs set data = 'nothing'")
     why = await parked(cluster, api, run, 1)
     assert "missing or broken" in why["message"]
+
+
+async def test_a_run_that_comes_near_to_its_limit_is_told_and_one_that_would_pass_it_is_refused(cluster: Cluster) -> None:
+    _, api = await cluster.one(PERDURE_RUN_BYTES="100000", PERDURE_RUN_STORED_BYTES="0")
+    pod = await holding(cluster, api)
+    run = pod.run or ""
+    await pod.step("step:a", b'"' + b"a" * 50_000 + b'"')
+    assert (await api.call("GET", f"/runs/{run}/why"))["size"] is None
+    await pod.step("step:b", b'"' + b"b" * 40_000 + b'"')
+    while "run.nearly_full" not in (kinds := await api.kinds(run)):
+        pass
+    assert kinds[-1] == "run.nearly_full"
+    with pytest.raises(Refused) as refusal:
+        await pod.step("step:c", b'"' + b"c" * 10_000 + b'"')
+    problem = refusal.value.problem
+    assert (problem.type, problem.status, problem.retryable) == ("urn:perdure:run-too-large", 413, False)
+    assert "the run has written 90004 bytes" in problem.detail
+    assert "it may write 100000" in problem.detail
+    view = await api.view(run)
+    size = {"bytes": 90004, "maxBytes": 100_000, "storedBytes": view.stored_bytes, "maxStoredBytes": None}
+    assert (view.bytes, (await api.call("GET", f"/runs/{run}/why"))["size"]) == (90004, size)
+    assert 0 < view.stored_bytes < 1000
+    assert await pod.finish("failed", error=wire.ErrorInfo(type="run-too-large")) == "Failed"

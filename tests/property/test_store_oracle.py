@@ -24,7 +24,7 @@ from tests.property.twin import GATEWAYS, Twin
 from perdure_operator.domain.lease import Weight
 from perdure_operator.domain.run import State
 from perdure_operator.store.memory import Run
-from perdure_operator.store.operations import Control, Fence, JournalStep, SliceWrite
+from perdure_operator.store.operations import Control, Fence, JournalStep, Limits, SliceWrite
 
 POOLS = ("ns/a", "ns/b")
 PODS = tuple(UUID(int=0xD0 + n) for n in range(4))
@@ -58,7 +58,8 @@ def options(**options: Sequence[Any]) -> Callable[[Rule], Rule]:
 
 
 OPTIONS: dict[str, dict[str, Sequence[Any]]] = {}
-WORLD: dict[str, Sequence[Any]] = {"limit": (None, None, 1), "tenant": (None, None, 1, 2), "weight": (0.5, 1, 5)}
+BYTES = (*(Limits(),) * 4, Limits(raw=4500), Limits(stored=150), Limits(4500, 150))
+WORLD: dict[str, Sequence[Any]] = {"limit": (None, None, 1), "tenant": (None, None, 1, 2), "weight": (0.5, 1, 5), "size": BYTES}
 
 
 class StoreAgainstOracle(RuleBasedStateMachine):
@@ -139,7 +140,8 @@ class StoreAgainstOracle(RuleBasedStateMachine):
     # --------------------------------------------------------------------------------------------------------- runs and pods
 
     @initialize(**{name: st.sampled_from(values) for name, values in WORLD.items()})
-    def world(self, limit: int | None, tenant: int | None, weight: float) -> None:
+    def world(self, limit: int | None, tenant: int | None, weight: float, size: Limits) -> None:
+        self.twin.limit(size)
         self.twin.pool("a", limit)
         self.twin.pool("b", None)
         self.twin.tenant("ns", weight, tenant)

@@ -19,7 +19,7 @@ import pytest
 
 from perdure_operator.domain.errors import NameTaken
 from perdure_operator.store.memory import Oracle, Run, Wait
-from perdure_operator.store.operations import Control, JournalStep, Outcome
+from perdure_operator.store.operations import Control, JournalStep, Limits, Outcome
 from perdure_operator.store.payload import Payloads
 from perdure_operator.store.store import Beat, NewRun, Store
 
@@ -41,7 +41,7 @@ _RUNS = """
 select r.run_id::text, r.state, r.reason, r.epoch, r.holder::text, r.attempt, r.failures, r.losses, r.steps, r.last_seq,
   r.error ->> 'type' as error_type, r.cancel_requested, r.paused, r.wake_due, r.runnable_at, r.rank, r.deadline_at,
   r.cancel_due_at, r.active_ms,
-  r.active_since,
+  r.active_since, r.raw_bytes, r.stored_bytes, r.size_told,
   (select array_agg(e.kind order by e.seq) from perdure.events e where e.run_id = r.run_id) as log,
   (select array_agg(x ->> 'kind' order by n) from jsonb_array_elements(r.reasons) with ordinality a(x, n)) as reasons,
   (select jsonb_object_agg(j.key, jsonb_build_array(j.kind, j.state, j.seq)) from perdure.journal j where j.run_id = r.run_id) as journal,
@@ -92,6 +92,7 @@ class Twin:
     def reset(self) -> None:
         """Both empty, at the start of time."""
         self.oracle = Oracle(START, lambda run, n: self.jitters[run][n - 1])
+        self.limit(Limits())
         self.wait(self.execute(_EMPTY))
         self.move_to(START)
 
@@ -113,6 +114,10 @@ class Twin:
             self.execute("insert into perdure.tenants (namespace, weight, max_running) values ($1, $2, $3)", namespace, weight, limit)
         )
         self.oracle.tenants[namespace] = (weight, limit)
+
+    def limit(self, limits: Limits) -> None:
+        """How much runs may write from now on."""
+        self.store.limits = self.oracle.limits = limits
 
     def know(self, run: UUID) -> None:
         """Learns the jitter of a run that is about to be created."""
@@ -147,6 +152,9 @@ class Twin:
 
     def journal(self, steps: Sequence[JournalStep]) -> list[Outcome]:
         found = self.wait(self.store.journal(steps, wait=True))
+        for place, outcome in enumerate(found):
+            if outcome.code == "busy":  # too near to a limit for a batch: alone, as the gateway's slow lane does it
+                [found[place]] = self.wait(self.store.journal([steps[place]], wait=True))
         for step, outcome in zip(steps, found, strict=True):
             expected = self.oracle.journal(step)
             assert (outcome.code, outcome.answer) == (expected.code, expected.answer), step
@@ -237,8 +245,9 @@ class Twin:
 
 
 _SAME = (
-    "reason error_type epoch attempt failures losses steps cancel_requested paused wake_due deadline_at active_since log reasons".split()
-)
+    "reason error_type epoch attempt failures losses steps cancel_requested paused wake_due deadline_at active_since log reasons "
+    "raw_bytes stored_bytes size_told"
+).split()
 
 
 def _of_row(row: asyncpg.Record) -> dict[str, Any]:

@@ -224,7 +224,15 @@ def why(view: WhyView, run: str, pod_name: PodName, command: Callable[[str], str
         if wait.refused is not None:
             lines.append(_way("one came that it could not use", f"{wait.refused.reason} (expected: {wait.refused.expected})"))
         lines += _ways(wait, run, command)
+    if (size := view.size) is not None:
+        lines.append(
+            _way("it has written", f"{_of(size.bytes, size.max_bytes)}; {_of(size.stored_bytes, size.max_stored_bytes)} as stored")
+        )
     return Text("\n").join(lines)
+
+
+def _of(written: int, most: int | None) -> str:
+    return f"{written} bytes" if most is None else f"{written} of {most} bytes ({written * 100 // most} %)"
 
 
 def afterwards(state: str, entries: Sequence[LedgerView], run: str, command: Callable[[str], str]) -> Text | None:

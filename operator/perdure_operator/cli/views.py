@@ -147,6 +147,15 @@ class TroubleView(View, frozen=True):
     next_try: str | None = None
 
 
+class SizeView(View, frozen=True):
+    """What a run has written that comes near to what it may write. None: no limit."""
+
+    bytes: int = 0
+    max_bytes: int | None = None
+    stored_bytes: int = 0
+    max_stored_bytes: int | None = None
+
+
 class WhyView(View, frozen=True):
     state: str
     reason: str = ""
@@ -155,6 +164,7 @@ class WhyView(View, frozen=True):
     paused_by: list[str] = []
     pool_trouble: TroubleView | None = None
     waiting_for: list[WaitingFor] = []
+    size: SizeView | None = None
 
 
 class LedgerView(View, frozen=True):

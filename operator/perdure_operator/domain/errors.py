@@ -190,6 +190,16 @@ class CorruptPayload(PerdureError):
     action = "Check the database; `perdure verify` finds more. A session falls back to the checkpoint before, a result is never redone."
 
 
+class RunTooLarge(PerdureError):
+    """The run would have written more than a run may."""
+
+    code, status = "run-too-large", 413
+    action = (
+        "End the run, which it still can; receipts are taken as well. Keep large data in a store of its own and record references, "
+        "or have the installation's limits raised (PERDURE_RUN_BYTES and PERDURE_RUN_STORED_BYTES, in the chart gateway.runLimits)."
+    )
+
+
 class LeaseTooLarge(PerdureError):
     """What a worker is to be told at once does not fit into a frame."""
 

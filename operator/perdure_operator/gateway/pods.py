@@ -466,6 +466,8 @@ class Hub:
         if not isinstance(operation, Control):
             _STEPS.inc()
             pod.send(wire.Answer(id=frame.id, body=wire.encode_json(result.answer)))
+            if result.nearly_full and self.batcher is not None:
+                self.batcher.submit(Control(operation.run, "settle", {}), lambda _: None)  # which says so in its log
             return
         metrics.OPERATIONS.labels(operation.kind, "ok").inc()
         # The answer to a resend may come when the run has long been running elsewhere.

@@ -11,6 +11,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from perdure.protocol import asked_about
 from perdure_operator.services.why import in_words, paused_by
+from perdure_operator.store.operations import Limits
 from perdure_operator.store.payload import in_place
 from perdure_operator.store.reads import Call, EventRow, Row
 
@@ -44,6 +45,8 @@ class RunView(Struct, rename="camel", kw_only=True):
     error: dict[str, Any] | None
     last_seq: int
     steps: int
+    bytes: int
+    stored_bytes: int
     cancel_requested: bool
     paused: bool
     paused_by: list[str]
@@ -93,6 +96,8 @@ def run_view(row: Row, *, given: tuple[bytes, bytes] | None = None, result: byte
         error=msgspec.json.decode(row["error"]) if row["error"] else None,
         last_seq=row["last_seq"],
         steps=row["steps"],
+        bytes=row["raw_bytes"],
+        stored_bytes=row["stored_bytes"],
         cancel_requested=row["cancel_requested"],
         paused=bool(paused),
         paused_by=paused,
@@ -109,9 +114,12 @@ def _result(stored: bytes | None, read: bytes | None) -> Raw | UnsetType | None:
     return UNSET if found is None else Raw(found)
 
 
-def why(view: RunView, calls: Sequence[Call], refusals: Mapping[str, Any], trouble: dict[str, Any] | None) -> dict[str, Any]:
+def why(
+    view: RunView, calls: Sequence[Call], refusals: Mapping[str, Any], trouble: dict[str, Any] | None, limits: Limits | None
+) -> dict[str, Any]:
     """W6: what the run waits for, since when, and what would wake it; or why it does not run. ``calls``: those that a person is asked
-    about; ``refusals``: of signals that came and were of no use, by name; ``trouble``: why the pool has no pod for it."""
+    about; ``refusals``: of signals that came and were of no use, by name; ``trouble``: why the pool has no pod for it; ``limits``: of
+    what it may write, when it comes near to them."""
     about = {call.key: call for call in calls}
 
     def told(wait: dict[str, Any]) -> dict[str, Any]:
@@ -128,6 +136,9 @@ def why(view: RunView, calls: Sequence[Call], refusals: Mapping[str, Any], troub
         "poolTrouble": trouble,
         "waitingFor": [told(wait) for wait in view.waiting_for],
         "deadlineAt": view.deadline_at,
+        "size": {"bytes": view.bytes, "maxBytes": limits.raw, "storedBytes": view.stored_bytes, "maxStoredBytes": limits.stored}
+        if limits is not None
+        else None,
     }
 
 

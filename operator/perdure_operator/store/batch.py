@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from perdure_operator.store.operations import Control, JournalStep, Operation, Outcome
+from perdure_operator.store.operations import UNLIMITED, Control, JournalStep, Limits, Operation, Outcome
 from perdure_operator.store.payload import Blob, encode
 
 Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
@@ -17,9 +17,11 @@ _json = msgspec.json.Encoder(enc_hook=str)
 
 
 class _Attachments:
-    """Slices and blobs of a batch, flattened, each with the number of its operation."""
+    """Slices and blobs of a batch, flattened, each with the number of its operation; ``raw`` and ``stored``: bytes that each operation
+    writes, as JSON and as they are stored."""
 
-    def __init__(self) -> None:
+    def __init__(self, operations: int) -> None:
+        self.raw, self.stored = [0] * operations, [0] * operations
         self.slices: tuple[list[Any], ...] = ([], [], [], [], [])
         self.blobs: tuple[list[Any], ...] = ([], [], [], [])
 
@@ -27,8 +29,12 @@ class _Attachments:
         if raw is None:
             return None
         stored, blob = encode(run, raw)
+        size = len(stored)
         if blob is not None:
             self._blob(ord_, blob)
+            size += len(blob.data)
+        self.raw[ord_ - 1] += len(raw)
+        self.stored[ord_ - 1] += size
         return stored
 
     def _blob(self, ord_: int, blob: Blob) -> None:
@@ -42,8 +48,8 @@ class _Attachments:
                 column.append(value)
 
 
-_JOURNAL = "select * from perdure.journal_batch(" + ", ".join(f"${n}" for n in range(1, 23)) + ")"
-_CONTROL = "select * from perdure.control_batch(" + ", ".join(f"${n}" for n in range(1, 20)) + ")"
+_JOURNAL = "select * from perdure.journal_batch(" + ", ".join(f"${n}" for n in range(1, 27)) + ")"
+_CONTROL = "select * from perdure.control_batch(" + ", ".join(f"${n}" for n in range(1, 24)) + ")"
 
 
 def _column(values: list[Any], usual: Any) -> list[Any] | None:
@@ -51,14 +57,15 @@ def _column(values: list[Any], usual: Any) -> list[Any] | None:
     return None if values.count(usual) == len(values) else values
 
 
-async def journal(connection: Connection, steps: Sequence[JournalStep], *, wait: bool) -> list[Outcome]:
+async def journal(connection: Connection, steps: Sequence[JournalStep], *, wait: bool, limits: Limits = UNLIMITED) -> list[Outcome]:
     """Commits step outcomes of any runs. One round trip, one commit."""
-    attached = _Attachments()
+    attached = _Attachments(len(steps))
     outputs = []
     for n, step in enumerate(steps, 1):
         outputs.append(attached.payload(n, step.run, step.output))
         if step.slices:
             attached.add_slices(n, step)
+    in_place = not attached.slices[0] and not attached.blobs[0]
     rows = await connection.fetch(
         _JOURNAL,
         [s.run for s in steps],
@@ -76,20 +83,32 @@ async def journal(connection: Connection, steps: Sequence[JournalStep], *, wait:
         *attached.slices,
         *attached.blobs,
         wait,
+        None if in_place else attached.raw,
+        None if in_place else attached.stored,
+        limits.raw,
+        limits.stored,
     )
     outcomes: list[Outcome] = [Outcome("internal", {})] * len(steps)
     for row in rows:
-        outcomes[row["ord"] - 1] = Outcome(row["code"], {"seq": row["seq"], "existing": row["existing"]})
+        outcomes[row["ord"] - 1] = Outcome(
+            row["code"], {"seq": row["seq"], "existing": row["existing"]}, row["detail"] or "", nearly_full=bool(row["nearly_full"])
+        )
     return outcomes
 
 
 async def control(
-    connection: Connection, operations: Sequence[Control], *, wait: bool, idle: Sequence[UUID] = (), gateway: str = ""
+    connection: Connection,
+    operations: Sequence[Control],
+    *,
+    wait: bool,
+    idle: Sequence[UUID] = (),
+    gateway: str = "",
+    limits: Limits = UNLIMITED,
 ) -> list[Outcome]:
     """Commits other operations of any runs. One round trip, one commit."""
     places = sorted(range(len(operations)), key=lambda n: operations[n].run)  # those of one run stay in order
     operations = [operations[n] for n in places]
-    attached = _Attachments()
+    attached = _Attachments(len(operations))
     payloads = []
     for n, op in enumerate(operations, 1):
         payloads.append(attached.payload(n, op.payload_run or op.run, op.payload))
@@ -108,6 +127,10 @@ async def control(
         list(idle),
         gateway,
         wait,
+        attached.raw,
+        attached.stored,
+        limits.raw,
+        limits.stored,
     )
     outcomes = {
         place: Outcome(row["code"], msgspec.json.decode(row["answer"]), row["detail"], row["state"], row["leased"], row["epoch"])

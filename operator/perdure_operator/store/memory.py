@@ -34,11 +34,16 @@ from perdure_operator.store.memory_records import (
     Wait,
     Wakeup,
 )
-from perdure_operator.store.operations import Control, Fence, JournalStep, Outcome
+from perdure_operator.store.operations import Control, Fence, JournalStep, Limits, Outcome
+from perdure_operator.store.payload import weight as payload_weight
 
 LAST_WORDS = timedelta(seconds=5)
 STARVING = timedelta(seconds=60)
 LIMITS = {"active_limit_ms": "activeLimitMs", "deadline_seconds": "deadlineSeconds", "max_tool_retries": "maxToolRetries"}
+
+
+def _over(value: int, limit: int | None, times: int = 1) -> bool:
+    return limit is not None and value > limit * times
 
 
 class Oracle(LedgerRules):
@@ -50,6 +55,7 @@ class Oracle(LedgerRules):
         self.pods: dict[UUID, Pod] = {}
         self.pools: dict[str, int | None] = {}
         self.tenants: dict[str, tuple[float, int | None]] = {}
+        self.limits = Limits()
 
     # ------------------------------------------------------------------------------------------------------ operations
 
@@ -76,8 +82,10 @@ class Oracle(LedgerRules):
             run = self._fenced(step.run, step.fence)
             if overdue := self._overdue(run):
                 raise overdue
+            raw, stored = self._room_for(run, step)
         except PerdureError as error:
             return Outcome(error.code, {"seq": None, "existing": False})
+        run.raw_bytes, run.stored_bytes = run.raw_bytes + raw, run.stored_bytes + stored
         seq = run.record(f"step.{step.state}")
         run.worker_seq, run.steps = seq, run.steps + 1
         run.journal[step.key] = ("step", step.state, seq, step.request)
@@ -101,10 +109,14 @@ class Oracle(LedgerRules):
             if overdue:
                 code, answer = overdue.code, self._settle(run)
             else:
+                raw, stored = self._room_for(run, op) if op.fence is not None else (0, 0)
                 answer = getattr(self, "_" + op.kind.replace(".", "_"))(run, op)
                 if holds and op.slices:
                     seq = run.record("session.saved") if len(run.log) == before else len(run.log)
                     run.slices += [(seq, piece) for piece in op.slices]
+                if len(run.log) > before:
+                    run.raw_bytes, run.stored_bytes = run.raw_bytes + raw, run.stored_bytes + stored
+                self._tell_size(run)
         except PerdureError as error:
             if isinstance(error, errors.EffectRunning):
                 vars(run).update(untouched)
@@ -122,6 +134,24 @@ class Oracle(LedgerRules):
             return True
         assert op.request is not None
         return op.fence is not None and run.fence == op.fence and self._still_granted(run, run.requests[op.request][1], op.body)
+
+    def _room_for(self, run: Run, op: Control | JournalStep) -> tuple[int, int]:
+        """Bytes that it writes, as JSON and as they are stored. What ends a run, and what became of an effect, is taken in any case."""
+        own = [op.output if isinstance(op, JournalStep) else op.payload, *(piece.value for piece in op.slices)]
+        of = op.run if isinstance(op, JournalStep) else op.payload_run or op.run
+        sizes = [payload_weight(of, raw) for raw in own if raw is not None]
+        raw, stored = sum(size for size, _ in sizes), sum(size for _, size in sizes)
+        closing = isinstance(op, Control) and op.kind in ("finish", "activity.end", "activity.resolve")
+        passes = _over(run.raw_bytes + raw, self.limits.raw) or _over(run.stored_bytes + stored, self.limits.stored)
+        if raw and not closing and passes:
+            raise errors.RunTooLarge
+        return raw, stored
+
+    def _tell_size(self, run: Run) -> None:
+        near = _over(run.raw_bytes * 5 + 1, self.limits.raw, 4) or _over(run.stored_bytes * 5 + 1, self.limits.stored, 4)
+        if near and not run.size_told and not run.state.terminal:
+            run.size_told = True
+            run.record("run.nearly_full")
 
     def _fenced(self, run_id: UUID, fence: Fence) -> Run:
         run = self.runs.get(run_id)

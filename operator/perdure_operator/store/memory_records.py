@@ -144,6 +144,9 @@ class Run:
     executors: dict[int, Executor] = field(default_factory=dict)  # by epoch
     slices: list[tuple[int, SliceWrite]] = field(default_factory=list)
     requests: dict[UUID, tuple[str, Answer]] = field(default_factory=dict)
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    size_told: bool = False
 
     def __post_init__(self) -> None:
         self.id = UUID(str(self.columns["run_id"]))

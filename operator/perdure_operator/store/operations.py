@@ -18,6 +18,17 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a run may write: bytes of JSON, and bytes as they are stored. None: as much as it likes."""
+
+    raw: int | None = None
+    stored: int | None = None
+
+
+UNLIMITED = Limits()
+
+
+@dataclass(frozen=True, slots=True)
 class SliceWrite:
     name: str
     value: bytes
@@ -66,6 +77,7 @@ class Outcome(Struct, frozen=True):
     """The store's answer to one operation. ``code`` is ``ok`` or the code of a typed error (domain/errors.py).
 
     ``state``: the run's state after it (control only). ``leased``/``epoch``: the direct path gave the run to this pod in the same commit.
+    ``nearly_full``: the run has written most of what it may, and its log does not say so yet: settle it (steps only).
     """
 
     code: str
@@ -74,3 +86,4 @@ class Outcome(Struct, frozen=True):
     state: str | None = None
     leased: UUID | None = None
     epoch: int | None = None
+    nearly_full: bool = False

@@ -43,6 +43,12 @@ def encode(run: UUID, raw: bytes) -> tuple[bytes, Blob | None]:
     return _BLOB + run.bytes + digest, Blob(run, digest, _compressor.compress(raw))
 
 
+def weight(run: UUID, raw: bytes) -> tuple[int, int]:
+    """Bytes of JSON, and as they are stored."""
+    stored, blob = encode(run, raw)
+    return len(raw), len(stored) + (len(blob.data) if blob is not None else 0)
+
+
 def in_place(stored: bytes) -> bytes | None:
     """The JSON of a value that is small enough to be stored where it is used; None for one that must be loaded."""
     return stored[1:] if stored[:1] == _INLINE else None

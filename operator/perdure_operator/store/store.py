@@ -21,7 +21,7 @@ from perdure_operator.domain.lease import taken_away, weight
 from perdure_operator.store import batch, reads, verify
 from perdure_operator.store.context import WHOLE, Context, JournalRow, Portion, journaled, load, outcomes
 from perdure_operator.store.errors import translated
-from perdure_operator.store.operations import Control, JournalStep, Outcome
+from perdure_operator.store.operations import UNLIMITED, Control, JournalStep, Limits, Outcome
 from perdure_operator.store.payload import Payloads, encode
 from perdure_operator.store.specs import PoolSpecs
 
@@ -133,13 +133,15 @@ async def _nothing_to_reset(_: asyncpg.Connection) -> None:
 
 
 class Store:
-    def __init__(self, pool: asyncpg.Pool) -> None:
+    def __init__(self, pool: asyncpg.Pool, limits: Limits = UNLIMITED) -> None:
         self._pool = pool
         self._specs = PoolSpecs()
+        self.limits = limits
 
     @classmethod
-    async def connect(cls, dsn: str, *, connections: int = 8, prepared_statements: bool = True) -> Self:
-        """``prepared_statements`` False for a PgBouncer older than 1.21 in transaction mode. Raises Unavailable."""
+    async def connect(cls, dsn: str, *, connections: int = 8, prepared_statements: bool = True, limits: Limits = UNLIMITED) -> Self:
+        """``prepared_statements`` False for a PgBouncer older than 1.21 in transaction mode. ``limits``: of what workers write through this
+        adapter. Raises Unavailable."""
 
         # The first one may take its time: nobody needs this process yet, and if it gave up it would only be started again.
         @stamina.retry(on=TimeoutError, attempts=FIRST_TRIES, timeout=None)
@@ -157,7 +159,7 @@ class Store:
             )
 
         with translated():
-            return cls(await opened())
+            return cls(await opened(), limits)
 
     async def close(self) -> None:
         """Lets statements in flight end, for two seconds."""
@@ -186,14 +188,14 @@ class Store:
 
     async def journal(self, steps: Sequence[JournalStep], *, wait: bool = False) -> list[Outcome]:
         async with self.connection() as connection:
-            return await batch.journal(connection, steps, wait=wait)
+            return await batch.journal(connection, steps, wait=wait, limits=self.limits)
 
     async def control(
         self, operations: Sequence[Control], *, wait: bool = False, idle: Sequence[UUID] = (), gateway: str = ""
     ) -> list[Outcome]:
         """``idle``: pods connected to ``gateway`` that the direct path may use."""
         async with self.connection() as connection:
-            return await batch.control(connection, operations, wait=wait, idle=idle, gateway=gateway)
+            return await batch.control(connection, operations, wait=wait, idle=idle, gateway=gateway, limits=self.limits)
 
     async def create_runs(self, runs: Sequence[NewRun]) -> list[Created]:
         """All or none, in one commit. Raises NameTaken."""

@@ -639,3 +639,9 @@ def test_help_and_version(call: Callable[..., Result]) -> None:
 def test_the_command_that_goes_on_after_dev_repeats_what_matters() -> None:
     assert _again([Path("examples/shell")], Path(".perdure"), None, "default") == "perdure dev -f examples/shell"
     assert _again([Path("a b")], Path("/x"), 3, "n") == "perdure dev -f 'a b' --state-dir /x --max-pods 3 -n n"
+
+
+def test_why_says_how_much_a_run_has_written_when_it_comes_near_to_its_limit(call: Callable[..., Result], gateway: FakeGateway) -> None:
+    size = {"bytes": 900, "maxBytes": 1000, "storedBytes": 90, "maxStoredBytes": None}
+    gateway.answers["GET /v1/namespaces/default/runs/weekly/why"] = {"name": "weekly", "state": "Running", "size": size}
+    assert "it has written: 900 of 1000 bytes (90 %); 90 bytes as stored" in call("why", "weekly").stdout

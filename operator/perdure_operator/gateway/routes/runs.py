@@ -153,7 +153,7 @@ class Runs:
             calls = await reader.calls(row["run_id"], keys) if keys else []
             signals = [wait["name"] for wait in view.waiting_for if wait["kind"] == "signal"]
             refusals = await reader.refusals(row["run_id"], signals) if signals else {}
-            return reply(why(view, calls, refusals, trouble_of_pool(row)))
+            return reply(why(view, calls, refusals, trouble_of_pool(row), self._store.limits if row["size_told"] else None))
 
     async def tree(self, request: web.Request) -> web.Response:
         await authorize(request, "get")

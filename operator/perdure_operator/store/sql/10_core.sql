@@ -39,7 +39,8 @@ begin
     max_tool_retries = r.max_tool_retries, rank = r.rank, runnable_at = r.runnable_at, reasons = r.reasons,
     parent_policy = r.parent_policy, cancel_requested = r.cancel_requested, paused = r.paused, spec_paused = r.spec_paused, wake_due = r.wake_due,
     active_ms = r.active_ms, active_since = r.active_since, deadline_at = r.deadline_at, cancel_due_at = r.cancel_due_at,
-    expires_at = perdure.expiry(r), error = r.error, result = r.result, started_at = r.started_at, finished_at = r.finished_at
+    expires_at = perdure.expiry(r), error = r.error, result = r.result, started_at = r.started_at, finished_at = r.finished_at,
+    raw_bytes = r.raw_bytes, stored_bytes = r.stored_bytes, size_told = r.size_told
   where run_id = r.run_id;
 end $$;
 

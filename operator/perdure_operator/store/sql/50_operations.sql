@@ -23,6 +23,7 @@ begin
   r.reasons := jsonb_build_array(jsonb_build_object('kind', 'start', 'at', p_now) || coalesce(p -> 'start', '{}'));
   r.cancel_requested := false; r.paused := false; r.wake_due := false;
   r.spec_paused := coalesce(r.spec_paused, false); r.superseded := false;
+  r.raw_bytes := 0; r.stored_bytes := 0; r.size_told := false;
   r.active_ms := 0;
   r.active_since := p_now;
   r.expires_at := perdure.expiry(r);

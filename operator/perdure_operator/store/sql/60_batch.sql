@@ -30,14 +30,32 @@ begin
   return array(select distinct u from unnest(p_runs) u where u <> all (v_locked));
 end $$;
 
+-- A run may write so many bytes, as JSON and as they are stored; null: as many as it likes. What its worker writes counts, from outputs to
+-- cursors; what others send it does not. An operation that would pass a limit is refused. What ends the run, and what became of an effect,
+-- is taken in any case. Near a limit a batch decides nothing (busy): alone, an operation knows what was committed before it.
+create or replace function perdure.too_much(p_raw bigint, p_stored bigint, p_raw_limit bigint, p_stored_limit bigint) returns boolean
+language sql immutable as $$ select coalesce(p_raw > p_raw_limit, false) or coalesce(p_stored > p_stored_limit, false) $$;
+
+create or replace function perdure.too_large(p_raw bigint, p_stored bigint, p_raw_more bigint, p_stored_more bigint, p_raw_limit bigint,
+                                             p_stored_limit bigint) returns text language sql immutable as $$
+  select format('the run has written %s bytes (%s as stored), and this would be %s more (%s); it may write %s (%s)', p_raw, p_stored,
+    p_raw_more, p_stored_more, coalesce(p_raw_limit::text, 'any number'), coalesce(p_stored_limit::text, 'any number'))
+$$;
+
+-- From four fifths on a run is told, once, in its log.
+create or replace function perdure.nearly_full(p_raw bigint, p_stored bigint, p_raw_limit bigint, p_stored_limit bigint) returns boolean
+language sql immutable as $$ select coalesce(p_raw * 5 >= p_raw_limit * 4, false) or coalesce(p_stored * 5 >= p_stored_limit * 4, false) $$;
+
 -- Journals step outcomes, set-based: the hot path. Arrays are by operation; one that is null stands for the usual value throughout (state
--- succeeded, attempts 1, else null); s_* are dirty slices and b_* blobs, by the operation's number.
+-- succeeded, attempts 1, else null); s_* are dirty slices and b_* blobs, by the operation's number. p_raw, p_stored: bytes that each writes,
+-- null when all is in p_output. `nearly_full`: the run is to be told (by any other operation, settle at the least).
 create or replace function perdure.journal_batch(
   p_run uuid[], p_epoch int[], p_holder uuid[], p_req uuid[], p_key text[], p_name text[], p_state text[], p_fingerprint text[],
   p_phase text[], p_attempts int[], p_output bytea[], p_error jsonb[],
   s_ord int[], s_name text[], s_append boolean[], s_version int[], s_value bytea[],
-  b_ord int[], b_run uuid[], b_hash bytea[], b_data bytea[], p_wait boolean)
-returns table (ord int, code text, seq bigint, existing boolean)
+  b_ord int[], b_run uuid[], b_hash bytea[], b_data bytea[], p_wait boolean,
+  p_raw int[] default null, p_stored int[] default null, p_raw_limit bigint default null, p_stored_limit bigint default null)
+returns table (ord int, code text, seq bigint, existing boolean, detail text, nearly_full boolean)
 language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_mergejoin = off as $$
 declare
   v_now timestamptz;
@@ -55,20 +73,30 @@ begin
         when r.epoch <> o.epoch or r.holder <> o.holder then 'lease-lost'
         when r.expires_at <= v_now then case when r.cancel_due_at <= v_now then 'cancel-requested' else 'deadline-exceeded' end
         when row_number() over (partition by o.run, o.key order by o.n) > 1 then 'busy'
+        when perdure.too_much(r.raw_bytes + coalesce(o.raw, octet_length(o.output) - 1),
+                              r.stored_bytes + coalesce(o.stored, octet_length(o.output)), p_raw_limit, p_stored_limit) then 'run-too-large'
+        when perdure.too_much(r.raw_bytes + sum(coalesce(o.raw, octet_length(o.output) - 1)) over of_run,
+                              r.stored_bytes + sum(coalesce(o.stored, octet_length(o.output))) over of_run, p_raw_limit, p_stored_limit)
+          then 'busy'
         else 'ok'
-      end as verdict
-    from unnest(p_run, p_epoch, p_holder, p_req, p_key, p_name, p_state, p_fingerprint, p_phase, p_attempts, p_output, p_error) with ordinality
-         as o(run, epoch, holder, req, key, name, state, fingerprint, phase, attempts, output, error, n)
+      end as verdict,
+      coalesce(o.raw, octet_length(o.output) - 1) as raw, coalesce(o.stored, octet_length(o.output)) as stored,
+      r.raw_bytes, r.stored_bytes, r.size_told
+    from unnest(p_run, p_epoch, p_holder, p_req, p_key, p_name, p_state, p_fingerprint, p_phase, p_attempts, p_output, p_error, p_raw, p_stored)
+         with ordinality as o(run, epoch, holder, req, key, name, state, fingerprint, phase, attempts, output, error, raw, stored, n)
     left join perdure.runs r on r.run_id = o.run and o.run <> all (v_unlocked)
     left join perdure.journal j on j.run_id = o.run and j.key = o.key
+    window of_run as (partition by o.run order by o.n)
   ), numbered as materialized (
     select *, case when verdict = 'ok' then last_seq + count(*) filter (where verdict = 'ok') over (partition by run order by n) end as new_seq
     from ops
   ), accepted as (
     select * from numbered where verdict = 'ok'
   ), moved as (
-    update perdure.runs r set last_seq = a.top, worker_seq = a.top, steps = r.steps + a.done
-    from (select run, max(new_seq) as top, count(*)::int as done from accepted group by run) a where r.run_id = a.run
+    update perdure.runs r set last_seq = a.top, worker_seq = a.top, steps = r.steps + a.done, raw_bytes = r.raw_bytes + a.raw,
+      stored_bytes = r.stored_bytes + a.stored
+    from (select run, max(new_seq) as top, count(*)::int as done, sum(raw) as raw, sum(stored) as stored from accepted group by run) a
+    where r.run_id = a.run
   ), logged as (
     insert into perdure.events (run_id, seq, epoch, at, kind, data)
     select run, new_seq, epoch, v_now, 'step.' || state, jsonb_build_object('key', key, 'name', name) from accepted
@@ -77,7 +105,10 @@ begin
     select run, key, 'step', name, state, new_seq, epoch, req, fingerprint, phase, attempts, output, error from accepted
   )
   select n::int, case when verdict = 'existing' then 'ok' else verdict end, coalesce(new_seq, old_seq),
-    old_seq is not null and old_req is distinct from req
+    old_seq is not null and old_req is distinct from req,
+    case when verdict = 'run-too-large'
+         then perdure.too_large(raw_bytes, stored_bytes, raw, stored, p_raw_limit, p_stored_limit) end,
+    not size_told and perdure.nearly_full(raw_bytes + raw, stored_bytes + stored, p_raw_limit, p_stored_limit)
   from numbered;
   -- What came with the steps that were journaled by this commit, and no others: what came with a resend was stored with its step, and who
   -- has lost the lease writes nothing. Apart, since most batches carry nothing.
@@ -132,7 +163,8 @@ end $$;
 create or replace function perdure.control_batch(
   p_run uuid[], p_epoch int[], p_holder uuid[], p_req uuid[], p_kind text[], p_body jsonb[], p_payload bytea[],
   s_ord int[], s_name text[], s_append boolean[], s_version int[], s_value bytea[],
-  b_ord int[], b_run uuid[], b_hash bytea[], b_data bytea[], p_idle uuid[], p_gateway text, p_wait boolean)
+  b_ord int[], b_run uuid[], b_hash bytea[], b_data bytea[], p_idle uuid[], p_gateway text, p_wait boolean,
+  p_raw int[] default null, p_stored int[] default null, p_raw_limit bigint default null, p_stored_limit bigint default null)
 returns table (ord int, code text, detail text, answer jsonb, state text, leased uuid, epoch int)
 language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_mergejoin = off as $$
 declare
@@ -176,6 +208,10 @@ begin
         -- The worker hears of it now; what is due is done in this commit.
         code := case when r.cancel_due_at <= v_now then 'cancel-requested' else 'deadline-exceeded' end;
         r := perdure.settle(r, v_now);
+      elsif v_fenced and p_raw[i] > 0 and p_kind[i] not in ('finish', 'activity.end', 'activity.resolve')
+          and perdure.too_much(r.raw_bytes + p_raw[i], r.stored_bytes + p_stored[i], p_raw_limit, p_stored_limit) then
+        perform perdure.refuse('run-too-large',
+          perdure.too_large(r.raw_bytes, r.stored_bytes, p_raw[i], p_stored[i], p_raw_limit, p_stored_limit));
       else
         v_result := perdure.operate(r, p_kind[i], v_fenced, p_body[i], p_payload[i], v_now);
         r := v_result.r;
@@ -192,6 +228,17 @@ begin
         if i = any (b_ord) then
           insert into perdure.blobs (run_id, hash, data)
           select br, h, d from unnest(b_ord, b_run, b_hash, b_data) b(o, br, h, d) where o = i on conflict do nothing;
+        end if;
+        if p_epoch[i] is not null and p_raw[i] > 0 and r.last_seq > v_before.last_seq then
+          r.raw_bytes := r.raw_bytes + p_raw[i];
+          r.stored_bytes := r.stored_bytes + p_stored[i];
+        end if;
+        if not r.size_told and not perdure.terminal(r.state)
+            and perdure.nearly_full(r.raw_bytes, r.stored_bytes, p_raw_limit, p_stored_limit) then
+          r := perdure.log(r, 'run.nearly_full', jsonb_strip_nulls(jsonb_build_object('bytes', r.raw_bytes, 'storedBytes', r.stored_bytes,
+            'maxBytes', p_raw_limit, 'maxStoredBytes', p_stored_limit)), v_now);
+          r.size_told := true;
+          perform perdure.show(r);
         end if;
       end if;
       -- What an attempt does again each time before it breaks (the intent of a call, an event of its own, its end) is no progress.
