@@ -202,10 +202,10 @@ async def test_a_lease_that_ended_before_it_was_read_is_not_delivered(store: Sto
         def __getattr__(self, name: str) -> Any:
             return getattr(store, name)
 
-        async def context(self, run: UUID) -> Any:
+        async def context(self, run: UUID, *portion: Any) -> Any:
             outcome = await runs.apply(store, runs.work(held, "suspend", waits=["w"], abandoned=[]))
             assert outcome.state == "Suspended"
-            return await store.context(run)
+            return await store.context(run, *portion)
 
     belief = {"run": str(held.run), "epoch": held.fence.epoch} if known else {}
     socket = Wire(wire.Hello(protocol=wire.PROTOCOL_VERSION, sidecar="t", connection=1, **belief))

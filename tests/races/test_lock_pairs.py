@@ -131,6 +131,10 @@ class Scene:
         for one in (await self.held())[:2]:
             await self.store.pod_gone(one.fence.holder, "PodDeleted")
 
+    async def processes_ended(self) -> None:
+        for one in await self.held():
+            await self.store.processes_ended(one.fence.holder, (one.run, one.fence.epoch))
+
     async def retire_idle(self) -> None:
         for pod in await self.store.retire_idle("default/p", 2):
             self.idle.discard(pod)
@@ -186,7 +190,7 @@ WIDE: dict[str, Callable[[Scene], Awaitable[None]]] = {
     "admit_resource": Scene.admit, "fire": Scene.fire, "emit": Scene.fire,
     "put_trigger": Scene.put_trigger, "delete_trigger": Scene.delete_trigger,
     "claim_deliveries": Scene.route, "route_delivery": Scene.route, "release_deliveries": Scene.release, "follow_runs": Scene.follow,
-    "pool_changed": Scene.pool_changed,
+    "pool_changed": Scene.pool_changed, "executors_gone": Scene.processes_ended,
 }  # fmt: skip
 ONE = {
     "renew", "pod_idle", "take_pod_away", "retire_pod", "tell_trouble", "lead", "fail_delivery",

@@ -295,7 +295,7 @@ class Store:
     async def processes_ended(self, pod: UUID, lease: tuple[UUID, int]) -> None:
         """No process is left of this run and epoch, as the pod says that held it."""
         async with self.connection() as connection:
-            await connection.execute("select perdure.executors_gone('processes-ended', perdure.now(), $1, $2, $3)", pod, *lease)
+            await connection.execute("select perdure.executors_gone('processes-ended', (select perdure.now()), $1, $2, $3)", pod, *lease)
 
     async def worker_pod(self, kube_uid: str) -> tuple[UUID, str] | None:
         """Our id and the pool of a pod of the cluster, if it is one of ours."""
