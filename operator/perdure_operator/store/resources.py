@@ -222,7 +222,7 @@ class Resources:
             return bool(
                 await connection.fetchval(
                     "insert into perdure.pods (pod_id, pool, state, revision, since, seen_at) "
-                    "select $1, $2, 'starting', $3, now, now from (select perdure.now() as now) n "
+                    "select $1, $2, 'starting', $3, (select perdure.now()), (select perdure.now()) "
                     "where exists (select 1 from perdure.leaders where role = 'operator' and term = $4 for share) returning true",
                     pod_id,
                     pool,

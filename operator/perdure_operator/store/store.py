@@ -307,7 +307,7 @@ class Store:
         async with self.connection() as connection:
             await connection.execute(
                 "insert into perdure.pods (pod_id, pool, state, since, seen_at) "
-                "select $1, $2, 'starting', now, now from (select perdure.now() as now) n on conflict do nothing",
+                "values ($1, $2, 'starting', (select perdure.now()), (select perdure.now())) on conflict do nothing",
                 pod,
                 pool,
             )

@@ -207,8 +207,9 @@ class Triggers:
     async def due(self, limit: int) -> list[TriggerRow]:
         async with self._store.connection() as connection:
             rows = await connection.fetch(
-                "select t.*, n.now from perdure.triggers t, (select perdure.now() as now) n "
-                "where t.next_at <= n.now and not t.suspended and not t.deleted order by t.next_at limit $1",
+                "with clock as materialized (select perdure.now() as now) "
+                "select t.*, (select now from clock) as now from perdure.triggers t "
+                "where t.next_at <= (select now from clock) and not t.suspended and not t.deleted order by t.next_at limit $1",
                 limit,
             )
         return [_trigger(row) for row in rows]

@@ -29,7 +29,9 @@ end $$;
 -- The scheduler's tick: of the triggers that are still as they were seen, claims those that nobody else has, stores their firings and moves them on.
 -- Gives how many firings were new.
 create or replace function perdure.fire(p_ticks jsonb) returns bigint language sql as $$
-  with tick as (
+  with clock as materialized (
+    select perdure.now() as now
+  ), tick as (
     select * from jsonb_to_recordset(p_ticks) as k(trigger_key text, revision bigint, seen_at timestamptz, next_at timestamptz, firings jsonb)
   ), claimed as materialized (
     select k.* from perdure.triggers t join tick k using (trigger_key)
@@ -44,8 +46,8 @@ create or replace function perdure.fire(p_ticks jsonb) returns bigint language s
     from claimed c where t.trigger_key = c.trigger_key
   ), made as (
     insert into perdure.deliveries (delivery_id, trigger_key, source, dedup_key, state, fire_at, not_before, detail, created_at)
-    select f.id, f.trigger_key, f.source, f.dedup_key, 'PENDING', f.at, n.now, f.detail, n.now
-    from firing f cross join (select perdure.now() as now) n order by f.dedup_key
+    select f.id, f.trigger_key, f.source, f.dedup_key, 'PENDING', f.at, (select now from clock), f.detail, (select now from clock)
+    from firing f order by f.dedup_key
     on conflict (dedup_key) do nothing returning 1
   )
   select count(*) from made
