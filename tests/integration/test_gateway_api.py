@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from msgspec import Raw
+from msgspec import UNSET, Raw
 from tests.harness.api import Api, Refused
 from tests.harness.cluster import POOL, Cluster
 from tests.harness.pods import signal
@@ -150,6 +150,27 @@ async def test_lists_and_trees_show_results_and_ledgers_receipts(cluster: Cluste
     assert (await api.call("GET", f"/runs/{small}/tree"))["run"]["result"] == {"pages": 3}
     ledgers = [(await api.call("GET", f"/runs/{run}/ledger"))["items"][0] for run in (small, large)]
     assert [entry.get("response") for entry in ledgers] == [{"pages": 3}, None]
+
+
+async def test_ids_beyond_the_integers_of_a_double_tell_effects_apart(cluster: Cluster) -> None:
+    """The first two are one and the same double; the last ones need more than 64 bits."""
+    gateway, api = await cluster.one()
+    run = await api.create("snowflakes")
+    pod = await cluster.holder(gateway)
+    ids = [1152921504606846977, 1152921504606846978, 2**64 + 1, 2**64 + 2]
+    keys = []
+    for id in ids:
+        begun = await pod.get(wire.ActivityDecision, wire.ActivityBegin(tool="post", arguments=Raw(b'{"channel": %d}' % id)))
+        assert begun.decision == "execute"
+        await pod.op(wire.ActivityEnd(key=begun.key, token=begun.token or "", state="succeeded", response=Raw(b"%d" % id)))
+        keys.append(begun.key)
+    assert len(set(keys)) == len(ids)
+    for id, key in zip(ids, keys, strict=True):
+        again = await pod.get(wire.ActivityDecision, wire.ActivityBegin(tool="post", arguments=Raw(b'{"channel": %d}' % id)))
+        assert (again.decision, again.key) == ("receipt", key)
+        assert again.response is not UNSET
+        assert bytes(again.response) == b"%d" % id
+    assert [entry["response"] for entry in (await api.call("GET", f"/runs/{run}/ledger"))["items"]] == ids
 
 
 async def test_why_asks_a_person_what_became_of_a_call_and_takes_only_an_answer(cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ from perdure.protocol import OPERATION_PATHS, LeaseLost, Refusal
 
 async def test_every_operation_passes_by_plain_http_with_its_tag_and_untouched(tmp_path: Path) -> None:
     gateway = Gateway()
-    odd = '{ "output" : {"a": [1.50, "\\u00e9", 1e400]},"key":"k" }'
+    odd = '{ "output" : {"a": [1.50, "\\u00e9", 1e400, 1152921504606846977]},"key":"k" }'
     async with running(tmp_path, gateway) as sidecar:
         assert (await sidecar.get("/v1/run"))[1] == {"runId": RUN, "input": {"a": 1}}
         order = [op for op in OPERATION_PATHS if op not in ("suspend", "finish")] + ["finish"]
@@ -24,7 +24,7 @@ async def test_every_operation_passes_by_plain_http_with_its_tag_and_untouched(t
                 assert response.status == 200, await response.text()
                 uuid.UUID(response.headers["Perdure-Request-Id"])
         assert [op.body for op in gateway.store.ops] == [
-            b'{"op":"%b","output" : {"a": [1.50, "\\u00e9", 1e400]},"key":"k" }' % op.encode() for op in order
+            b'{"op":"%b","output" : {"a": [1.50, "\\u00e9", 1e400, 1152921504606846977]},"key":"k" }' % op.encode() for op in order
         ]
         assert {(op.run, op.epoch) for op in gateway.store.ops} == {(RUN, 1)}
 

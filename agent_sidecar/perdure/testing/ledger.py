@@ -191,4 +191,13 @@ class MemoryLedger:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(_plain(value), order="sorted")).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Equal numbers look equal, as they do to a gateway: 1.0 is 1, and 1e20 is 100000000000000000000."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value

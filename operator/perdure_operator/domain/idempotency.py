@@ -2,6 +2,11 @@
 
 A key says "the same effect"; the fingerprint says "the same call". Both are computed here, on the server's side, from the arguments
 that the agent sent, so that every language gets the same key for the same call.
+
+What is hashed is the canonical form of RFC 8785. That knows doubles only, and so no integer beyond ±(2^53 - 1); ids are often larger. They
+go in like this: an integer that a double holds exactly has the form of that double, because in JSON it is the same number (the one that
+JavaScript sends for it, too); any other integer, of any size, is its decimal digits and an ``n``. No other value has that form: outside
+of strings JSON has no letter after a digit but the ``e`` of an exponent.
 """
 
 from __future__ import annotations
@@ -47,6 +52,7 @@ _SIDE_EFFECT_VERBS = frozenset(
     "SEND CREATE UPDATE DELETE PATCH POST MERGE UPLOAD INVITE PUBLISH COMMENT REPLY FORWARD ARCHIVE LABEL MOVE MARK ASSIGN".split()
 )
 _READ_VERBS = frozenset("GET LIST SEARCH READ FETCH RETRIEVE".split())
+_LARGE = 2**53
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
@@ -93,9 +99,30 @@ def classify(call: Call, pool: ToolPolicy | None = None, run_side_effect_tools: 
 
 def _canonical(value: Any) -> bytes:
     try:
-        return rfc8785.dumps(value)
+        try:
+            return rfc8785.dumps(value)
+        except rfc8785.IntegerDomainError:
+            return _with_large_integers(value)
     except rfc8785.CanonicalizationError as error:
         raise InvalidInput(f"the arguments have no canonical form (RFC 8785): {error}") from error
+
+
+def _with_large_integers(value: Any) -> bytes:
+    if isinstance(value, dict):
+        fields = sorted(value.items(), key=lambda item: item[0].encode("utf-16be"))
+        return b"{%b}" % b",".join(b"%b:%b" % (rfc8785.dumps(name), _with_large_integers(item)) for name, item in fields)
+    if isinstance(value, list):
+        return b"[%b]" % b",".join(map(_with_large_integers, value))
+    if isinstance(value, int) and not -_LARGE < value < _LARGE:
+        return rfc8785.dumps(float(value)) if _is_double(value) else b"%dn" % value
+    return rfc8785.dumps(value)
+
+
+def _is_double(value: int) -> bool:
+    try:
+        return float(value) == value
+    except OverflowError:
+        return False
 
 
 def identity(call: Call, pool: ToolPolicy | None = None) -> Any:

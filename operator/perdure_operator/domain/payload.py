@@ -1,7 +1,8 @@
 """What a JSON value must be before it is stored.
 
-Payloads are kept as the bytes that came, so this is the only gate: size, UTF-8, one value, no NaN, no number that a double cannot hold, no
-duplicate keys, no NUL and no lone surrogate in a string, bounded depth. The first thing wrong is named; nothing is repaired.
+Payloads are kept as the bytes that came, so this is the only gate: size, UTF-8, one value, no NaN, no number with a point or an exponent
+that is too large for a double, no integer of more than ``MAX_DIGITS``, no duplicate keys, no NUL and no lone surrogate in a string, bounded
+depth. The first thing wrong is named; nothing is repaired.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from perdure_operator.domain.errors import InvalidInput, PayloadTooLarge
 
 MAX_BYTES = 2_000_000
 MAX_DEPTH = 200
+MAX_DIGITS = 4300
+"""As Python's own limit: reading more takes time that grows with their square."""
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -30,6 +33,12 @@ def _finite(text: str) -> float:
     return value
 
 
+def _integer(text: str) -> int:
+    if len(text.lstrip("-")) > MAX_DIGITS:
+        raise InvalidInput(f"the integer {text[:40]}… has more than {MAX_DIGITS} digits")
+    return int(text)
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -41,7 +50,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite, parse_int=_integer)
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _BRACKET = re.compile(r"[\[\]{}]")
 _OPEN = (b"[", b"{")

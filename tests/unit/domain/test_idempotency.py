@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import re
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 import pytest
+import rfc8785
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perdure_operator.domain.errors import InvalidInput
-from perdure_operator.domain.idempotency import Call, EffectClass, ToolPolicy, UnknownPolicy, by_verb, classify, fingerprint, identity, key
+from perdure_operator.domain.idempotency import (
+    Call,
+    EffectClass,
+    ToolPolicy,
+    UnknownPolicy,
+    _with_large_integers,
+    by_verb,
+    classify,
+    fingerprint,
+    identity,
+    key,
+)
 
 RUN = UUID(int=1)
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-scalars = st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(allow_nan=False, allow_infinity=False) | text
+integers = st.integers(-(2**53) + 1, 2**53 - 1) | st.integers(-(2**70), 2**70)
+floats = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**70), 2**70).map(float)
+scalars = st.none() | st.booleans() | integers | floats | text
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3), max_leaves=8)
 objects = st.dictionaries(text, values, max_size=5)
 
@@ -36,7 +52,7 @@ def test_the_order_of_fields_does_not_matter(arguments: Any) -> None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equality of JSON values: true is not 1, 1.0 is 1."""
+    """Equality of JSON values: true is not 1, 1.0 is 1, however large they are."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):
@@ -100,7 +116,54 @@ def test_a_scope_must_be_there() -> None:
         key(RUN, Call("t", {"to": 1}, scope=("to", "subject")))
 
 
-@pytest.mark.parametrize("number", [2**53, float("inf"), float("nan")])
+PINNED = [
+    ({"to": "ada", "n": 1}, "51e665b41926d89b", "897c2edf37a7c2cf"),
+    ({"n": 2**53 - 1}, "af5ee7f9173fcdd0", "e1da48c6a6089f06"),
+    ({"n": -(2**53) + 1}, "958dc2f889d3424c", "d49d713821fc149f"),
+    ({"n": 2.0**53}, "4a411e7d38d969de", "66c87d9cb3014e05"),
+    ({"n": 2.0**60}, "849e2348dc6225b9", "730c537ef7e20d83"),
+    ({"n": 1e300}, "dcc50e34ff1932ef", "a2991d6d7519ce8a"),
+    ([1.5, None, True, "é\n\U0001f600"], "5b46e9b6230d9194", "17e0165e7e6f79b5"),
+    ({"\U0001f600": 1, "\ufb33": 2, "a": {"b": []}}, "4f40998df1a71ef9", "6db210ca247b367d"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "begins", "prints"), PINNED)
+def test_keys_stay_what_they_were(arguments: Any, begins: str, prints: str) -> None:
+    """They are in ledgers: another key would be another effect."""
+    call = Call("send", arguments, namespace="x", occurrence=1)
+    assert (key(RUN, call)[:16], fingerprint(call)[:16]) == (begins, prints)
+
+
+LARGE = [
+    (1152921504606846977, b"1152921504606846977n"),
+    (-1152921504606846977, b"-1152921504606846977n"),
+    (2**53 + 1, b"9007199254740993n"),
+    (2**53, b"9007199254740992"),
+    (2**60, b"1152921504606847000"),  # as of the double that is this number
+    (1152921504606847000, b"1152921504606847000n"),  # which no double is
+    (2**64 - 1, b"18446744073709551615n"),
+    (2**64, b"18446744073709552000"),
+    (10**400, b"1" + b"0" * 400 + b"n"),  # larger than any double
+]
+
+
+@pytest.mark.parametrize(("number", "form"), LARGE)
+def test_an_integer_that_rfc_8785_does_not_know_has_a_form_too(number: int, form: bytes) -> None:
+    wanted = hashlib.sha256(b'{"z":{"a":null},"\xc3\xa9":[%b,1.5]}' % form).hexdigest()[:32]
+    assert fingerprint(Call("t", {"é": [number, 1.5], "z": {"a": None}})) == wanted
+
+
+@given(values)
+def test_beside_a_large_integer_all_else_has_the_form_of_rfc_8785(value: Any) -> None:
+    large = 2**53 + 1
+    wanted = hashlib.sha256(b"[%b,9007199254740993n]" % _with_large_integers(value)).hexdigest()[:32]
+    assert fingerprint(Call("t", [value, large])) == wanted
+    with contextlib.suppress(rfc8785.IntegerDomainError):
+        assert _with_large_integers(value) == rfc8785.dumps(value)
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
 def test_what_has_no_canonical_form_is_refused(number: float) -> None:
     with pytest.raises(InvalidInput, match="canonical"):
         key(RUN, Call("t", {"n": number}))

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure_operator.domain.errors import InvalidInput, PayloadTooLarge
-from perdure_operator.domain.payload import MAX_BYTES, MAX_DEPTH, check_json
+from perdure_operator.domain.payload import MAX_BYTES, MAX_DEPTH, MAX_DIGITS, check_json
 
 
 class Wrong(Exception):
@@ -245,6 +245,13 @@ def test_size() -> None:
         check_json(whole + b" ", "the output")
     with pytest.raises(PayloadTooLarge):
         check_json(b"[1, 2]", limit=5)
+
+
+def test_integers_have_so_many_digits_at_most() -> None:
+    whole = b"-" + b"7" * MAX_DIGITS
+    assert check_json(whole) == -int("7" * MAX_DIGITS)
+    with pytest.raises(InvalidInput, match=r"^arguments: the integer -7{39}… has more than 4300 digits$"):
+        check_json(whole + b"7", "arguments")
 
 
 def test_the_first_thing_wrong_is_named() -> None:

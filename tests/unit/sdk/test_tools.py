@@ -640,3 +640,37 @@ def test_declarations_that_cannot_work() -> None:
     sim = Simulation(main, max_retries=0).run()
     assert sim.error is not None
     assert sim.error.type == InvalidDeclaration.code
+
+
+def test_an_id_beyond_the_integers_of_a_double_is_that_id() -> None:
+    sent: list[int] = []
+
+    @tool(effect="external")
+    async def post(channel: int) -> int:
+        sent.append(channel)
+        return channel
+
+    @agent
+    async def run_it(run: Run) -> list[int]:
+        one = 1152921504606846977
+        return [await post(one), await post(one + 1), await post(one), await post(2**64 + 1), await post(2**64 + 1)]
+
+    one = 1152921504606846977
+    assert Simulation(run_it).run().result == [one, one + 1, one, 2**64 + 1, 2**64 + 1]
+    assert sent == [one, one + 1, 2**64 + 1]
+
+
+def test_equal_numbers_are_one_effect_in_a_simulation_as_at_a_gateway() -> None:
+    sent: list[object] = []
+
+    @tool(effect="external")
+    async def post(channel: object) -> None:
+        sent.append(channel)
+
+    @agent
+    async def run_it(run: Run) -> None:
+        for channel in (1, 1.0, [2**60], [2.0**60], 2.0**60 + 256):
+            await post(channel)
+
+    Simulation(run_it).run()
+    assert sent == [1, [2**60], 2.0**60 + 256]
