@@ -15,6 +15,7 @@ import hashlib
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
@@ -48,12 +49,32 @@ DEFAULT_POLICY = {
 # How bad a second execution is. A run may only tighten.
 _STRICTNESS = [EffectClass.READ_ONLY, EffectClass.LOCAL, EffectClass.MEMORY, EffectClass.EXTERNAL]
 
+# E2's, and others that are hardly ever nouns. What is a noun as well (store, run, order) changes something only after
+# a connective.
 _SIDE_EFFECT_VERBS = frozenset(
-    "SEND CREATE UPDATE DELETE PATCH POST MERGE UPLOAD INVITE PUBLISH COMMENT REPLY FORWARD ARCHIVE LABEL MOVE MARK ASSIGN".split()
+    """
+    SEND CREATE UPDATE DELETE PATCH POST MERGE UPLOAD INVITE PUBLISH COMMENT REPLY FORWARD ARCHIVE LABEL MOVE MARK ASSIGN
+    ACK ACKNOWLEDGE ADD ALTER APPEND APPLY ATTACH BUY CANCEL CLEAR CONSUME DECREMENT DEL DEQUEUE DESTROY DETACH DISABLE DRAIN DROP EDIT
+    ENABLE ERASE EXEC EXECUTE INCREMENT INSERT INSTALL INVOKE KILL MODIFY OVERWRITE PAY POP PRUNE PURGE PUSH PUT REMOVE RENAME REPLACE
+    RESET REVOKE SAVE SELL SET SUBMIT SUBSCRIBE TAKE TRUNCATE UNSUBSCRIBE UPSERT WIPE WRITE
+    """.split()
 )
 _READ_VERBS = frozenset("GET LIST SEARCH READ FETCH RETRIEVE".split())
+_CONNECTIVES = frozenset("AND OR THEN N PLUS TO INTO".split())
+# What may stand before the verb with nothing but "_", "-" or a capital between: names of services and of kinds of them. Any other word
+# there may be the verb itself (`rebuild_search_index`, `sort_list`).
+_SERVICES = frozenset(
+    """
+    API AIRTABLE ASANA AWS AZURE BOX BROWSER BROWSERBASE CALENDAR CLICKUP CLOUDFLARE CONFLUENCE CONTACTS DATABRICKS DATADOG DB DISCORD
+    DRIVE DROPBOX ELASTICSEARCH FIGMA FILESYSTEM FIRECRAWL FS GCP GDRIVE GIT GITHUB GITLAB GMAIL GOOGLE GRAFANA GSHEETS HUBSPOT INTERCOM
+    JIRA KAGI KUBECTL KUBERNETES LINEAR MAPS MCP MONDAY MONGODB MYSQL NEON NOTION ONEDRIVE OUTLOOK PAGERDUTY PERPLEXITY PG PLAYWRIGHT
+    POSTGRES PUPPETEER REDDIT REDIS S3 SALESFORCE SENTRY SHAREPOINT SHEETS SHOPIFY SLACK SNOWFLAKE SPOTIFY SQL SQLITE STRIPE SUPABASE
+    TEAMS TELEGRAM TODOIST TRELLO TWITTER VERCEL WEB YOUTUBE ZENDESK
+    """.split()
+)
+_SEGMENTS = re.compile(r"__+|[./:]+")
 _LARGE = 2**53
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_WORDS = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|\d+")
 
 
 @dataclass(frozen=True)
@@ -79,11 +100,22 @@ class Call:
 
 
 def by_verb(tool: str) -> EffectClass:
-    """The class that the words of a tool's name suggest; side-effect verbs win, and nothing known is external."""
-    words = {word.upper() for word in _WORDS.findall(tool)}
-    if words & _SIDE_EFFECT_VERBS:
+    """The class that a tool's name suggests: read_only if each verb in it reads, as far as that can be seen, and external otherwise.
+
+    A word counts as a whole, in ``snake_case``, ``kebab-case`` and ``camelCase``. The verb of the last segment (``users.list``,
+    ``mcp__github__get_issue``) comes first in it, or after the name of a service. What follows are nouns, unless a verb that changes
+    something is among them, anywhere in the name, or a connective joins what is no reading verb (``searchAndReplace``,
+    ``fetch_and_store``).
+    """
+    if not tool.isascii():
         return EffectClass.EXTERNAL
-    return EffectClass.READ_ONLY if words & _READ_VERBS else EffectClass.EXTERNAL
+    words = [word.upper() for word in _WORDS.findall(_SEGMENTS.split(tool)[-1])]
+    while words and words[0] in _SERVICES:
+        del words[0]
+    joined = [after for word, after in pairwise([*words, ""]) if word in _CONNECTIVES]
+    reads = bool(words) and all(verb in _READ_VERBS for verb in (words[0], *joined))
+    changes = any(word.upper() in _SIDE_EFFECT_VERBS for word in _WORDS.findall(tool))
+    return EffectClass.READ_ONLY if reads and not changes else EffectClass.EXTERNAL
 
 
 def classify(call: Call, pool: ToolPolicy | None = None, run_side_effect_tools: frozenset[str] = frozenset()) -> EffectClass:

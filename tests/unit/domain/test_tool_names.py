@@ -1,0 +1,122 @@
+"""The class that the name of a tool suggests (E2), for names as MCP servers and agent frameworks have them.
+
+Of a tool that stands under EXTERNAL though it only reads, the name does not tell: a pool or the tool itself may say so. None that
+changes something may stand under READ_ONLY.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure_operator.domain.idempotency import EffectClass, by_verb
+
+READ_ONLY = """
+get_me get_issue get_issue_comments list_issues search_issues list_issue_types list_pull_requests search_pull_requests get_file_contents
+list_commits get_commits list_branches list_tags get_tag_name list_releases get_latest_version search_code search_repositories
+search_users
+get_pull_request get_pull_request_diff get_pull_request_files get_pull_request_status get_pull_request_reviews list_workflows
+list_workflow_runs
+get_job_logs list_workflow_jobs list_code_scanning_alerts get_code_scanning_alert list_notifications get_notification_details
+list_discussions
+get_discussion list_gists list_teams get_team_members search_orgs list_dependabot_alerts list_secret_scanning_alerts
+slack_list_channels slack_get_channel_history slack_get_thread_replies slack_get_users slack_get_user_profile conversations.list
+users.list
+conversations.history.get
+search_files read_file read_text_file read_media_file read_multiple_files list_directory list_directory_with_sizes
+list_allowed_directories
+get_file_info gdrive_search gdrive_read_file gsheets_read drive.files.list drive.files.get sheets.spreadsheets.get
+search_emails read_email list_emails get_email list_drafts get_thread search_threads list_email_labels gmail_search_messages
+gmail_read_message
+gmail_list_threads users.messages.list users.messages.get get_profile
+notion-search notion-fetch notion-get-users notion-get-teams API-get-user API-get-users API-get-self API-get-block-children
+API-retrieve-a-block
+API-retrieve-a-page API-retrieve-a-database API-retrieve-a-page-property search fetch
+list_customers list_products list_prices list_invoices list_payment_intents list_subscriptions list_coupons list_disputes retrieve_balance
+search_stripe_documentation fetch_stripe_resources search_stripe_resources get_stripe_account_info
+list_schemas list_objects get_object_details list_tables get_top_queries read_query list_databases list_collections list_extensions
+list_migrations get_logs get_advisors get_project_url get_anon_key list_projects get_project list_organizations get_organization get_cost
+search_docs list_edge_functions get_edge_function get_connection_string list_slow_queries
+browser_get_text browser_get_url puppeteer_get_html get_page_text read_page read_console_messages read_network_requests list_pages
+list_network_requests list_console_messages get_network_request
+getJiraIssue getJiraIssueRemoteIssueLinks getTransitionsForJiraIssue getVisibleJiraProjects getConfluencePage getConfluenceSpaces
+getPagesInConfluenceSpace getConfluencePageDescendants searchConfluenceUsingCql searchJiraIssuesUsingJql getAccessibleAtlassianResources
+jira_search jira_get_issue jira_get_all_projects jira_get_project_issues jira_get_sprints_from_board jira_get_user_profile
+confluence_search
+confluence_get_page confluence_get_page_children mcp__atlassian__getJiraIssue mcp__linear__list_issues linear_search_issues list_cycles
+get_issue_status list_issue_statuses list_my_issues list_users get_user get_document list_documents get_team list_project_milestones
+mcp__github__search_code mcp__slack__slack_list_channels mcp__filesystem__read_file mcp__claude_ai_Gmail__search_threads
+list_events get_event search_events calendar_list_events get_current_time list_calendars get_freebusy
+web_search web_fetch fetch_url fetch_html fetch_markdown fetch_json fetch_txt read_graph search_nodes list_resources read_resource
+list_prompts
+get_prompt list_tools search_documents retrieve_context get_weather get_forecast get_alerts get_stock_price
+get_sentry_resource search_sentry_events list_dashboards search_dashboards list_datasources list_incidents get_incident
+list_contacts get_contact search_contacts hubspot_get_contact hubspot_search_companies list_tickets get_ticket zendesk_get_ticket
+list_pods get_pod_logs kubectl_get s3_list_buckets s3_get_object list_buckets list_zones get_zone search_tweets twitter_search
+spotify_search youtube_get_transcript get_transcript get_video_details reddit_get_posts list_deleted_items get_sent_items
+list_archived_projects
+get_and_list_users listAndSearchIssues
+""".split()
+
+EXTERNAL = """
+create_issue update_issue add_issue_comment add_sub_issue remove_sub_issue assign_copilot_to_issue create_pull_request update_pull_request
+update_pull_request_branch merge_pull_request request_copilot_review create_pending_pull_request_review submit_pending_pull_request_review
+add_comment_to_pending_review push_files create_or_update_file delete_file create_branch create_repository fork_repository create_gist
+update_gist
+run_workflow rerun_failed_jobs cancel_workflow_run delete_workflow_run_logs mark_all_notifications_read dismiss_notification
+manage_notification_subscription manage_repository_notification_subscription star_repository unstar_repository enable_toolset issue_write
+pull_request_read get_label list_label
+slack_post_message slack_reply_to_thread slack_add_reaction chat.postMessage chat.update chat.delete conversations.invite
+conversations.archive
+conversations.mark reactions.add files.upload pins.add conversations_add_message
+write_file edit_file create_directory move_file directory_tree str_replace_editor insert_edit_into_file copy_file read_write_file
+gsheets_update_cell drive.files.create drive.files.copy drive.permissions.create sheets.spreadsheets.batchUpdate sheets.values.append
+send_email draft_email modify_email delete_email batch_modify_emails batch_delete_emails create_label update_label delete_label
+get_or_create_label create_filter download_attachment create_draft users.messages.send users.messages.trash users.messages.batchModify
+label_thread
+unlabel_thread
+notion-create-pages notion-update-page notion-move-pages notion-duplicate-page notion-create-database notion-create-comment
+notion-update-data-source API-post-page API-patch-page API-patch-block-children API-delete-a-block API-create-a-comment API-post-search
+API-post-database-query API-retrieve-a-comment
+create_customer create_product create_price create_payment_link create_invoice create_invoice_item finalize_invoice create_refund
+cancel_subscription update_subscription create_coupon update_dispute charge_card capture_payment void_payment
+query execute_sql apply_migration explain_query analyze_db_health write_query create_table describe_table append_insight insert_rows
+upsert_documents aggregate find delete_branch reset_branch rebase_branch merge_branch pause_project restore_project deploy_edge_function
+generate_typescript_types confirm_cost
+browser_navigate browser_click browser_type browser_fill_form browser_press_key browser_select_option browser_snapshot
+browser_take_screenshot
+browser_evaluate browser_file_upload browser_handle_dialog browser_drag browser_close browser_wait_for puppeteer_navigate puppeteer_click
+puppeteer_fill puppeteer_evaluate computer form_input javascript_tool
+createJiraIssue editJiraIssue transitionJiraIssue addCommentToJiraIssue addWorklogToJiraIssue createConfluencePage updateConfluencePage
+createConfluenceFooterComment lookupJiraAccountId jira_create_issue jira_transition_issue jira_add_comment jira_batch_create_issues
+confluence_create_page confluence_delete_page save_issue create_comment create_project update_project linear_create_issue
+linear_add_comment
+linear_bulk_update_issues create_attachment
+create_event update_event delete_event respond_to_event quick_add_event find_free_slots suggest_time
+create_entities add_observations delete_relations open_nodes sequentialthinking bash execute_command run_command run_terminal_cmd
+execute_python python_repl interact_with_process kill_process start_process install_package set_config_value call_tool
+resolve_incident acknowledge_incident trigger_incident update_dashboard import_dashboard send_sms make_call book_flight place_order
+add_to_cart checkout transfer_funds buy_stock sell_stock cancel_order schedule_meeting publish_post unpublish share_document invite_user
+kubectl_apply kubectl_delete kubectl_exec kubectl_rollout s3_put_object s3_delete_object purge_cache rotate_credentials
+post_tweet twitter_post reddit_comment spotify_play like_tweet follow_user generate_image
+searchAndReplace search_and_replace search_replace SearchReplace getAndSet getAndIncrement get_and_set getset getOrSet get_or_set get_del
+fetch_and_store fetchAndAdd fetch_then_archive fetch-and-forward readAndClear read_then_publish list_and_purge list_push listPop
+search_and_destroy retrieve_and_charge get_n_set read_modify_write findAndModify find_or_create get_terms_and_conditions fetch_url_to_file
+read_into_cart rebuild_search_index sort_list shuffle_list todo_list refresh_read_replica warm_get_cache clear_list save_search bulk_fetch
+emit_read_receipt do_get set_read unread mark_as_read getaway listen relist searcher thread_list fetcher get2 gets issues.get.delete
+comments.list.delete post.get delete/list obtén_list get_löschen GETandSET searchandreplace
+""".split()
+
+
+def test_there_are_many_and_each_is_there_once() -> None:
+    names = READ_ONLY + EXTERNAL
+    assert len(names) == len(set(names)) >= 500
+
+
+@pytest.mark.parametrize("name", READ_ONLY)
+def test_a_name_whose_verbs_all_read(name: str) -> None:
+    assert by_verb(name) is EffectClass.READ_ONLY
+
+
+@pytest.mark.parametrize("name", EXTERNAL)
+def test_a_name_that_changes_something_or_does_not_tell(name: str) -> None:
+    assert by_verb(name) is EffectClass.EXTERNAL
