@@ -159,8 +159,11 @@ class Stack:
     async def view(self, run: str) -> View:
         return msgspec.convert(await self.call("GET", f"/runs/{run}"), View)
 
+    async def events(self, run: str) -> list[dict[str, Any]]:
+        return list((await self.call("GET", f"/runs/{run}/events?limit=5000"))["items"])
+
     async def kinds(self, run: str) -> list[str]:
-        return [event["kind"] for event in (await self.call("GET", f"/runs/{run}/events?limit=5000"))["items"]]
+        return [event["kind"] for event in await self.events(run)]
 
     async def until(self, run: str, *states: str) -> View:
         wanted = states or ("Succeeded", "Failed", "Cancelled")

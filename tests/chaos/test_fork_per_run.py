@@ -69,17 +69,23 @@ async def test_a_killed_child_costs_an_attempt_and_not_the_pod(chaos: Stack) -> 
 
 @pytest.mark.parametrize("part", ["agent", "sidecar"])
 async def test_a_killed_half_of_the_pod_takes_nothing_along(chaos: Stack, part: str) -> None:
-    """The parent process, or the sidecar: the run goes on in another pod, and of this one nothing is left."""
+    """The parent process, or the sidecar: the run goes on in another pod, and of this one nothing is left, long before the grace period
+    is over. (Of a parent that was killed the sidecar tells; of a sidecar that was, those who see the pod's processes.)"""
     name = f"half-{part}"
-    await chaos.pool("lingerer", name="forked", warm=1, fork=True)
+    await chaos.pool("lingerer", name="forked", warm=1, fork=True, grace=600)
     with chaos.sink.held(name):
         run = await chaos.create(name, "forked", {"what": name})
         pod = await at_the_sink(chaos, name)
         [child] = psutil.Process(pod.agent.pid).children()
         getattr(pod, part).send(9)
+        if part == "sidecar":
+            await chaos.event(run, "run.lost")
+            assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
         chaos.sink.open(name)
         view = await chaos.until(run)
     assert view.state == "Succeeded"
     assert len(set(await pods_of(chaos, run))) == 2
+    lost = [event["data"]["reason"] for event in await chaos.events(run) if event["kind"] == "run.lost"]
+    assert lost == (["SidecarExited"] if part == "sidecar" else []), "its processes were seen to end; no lease had to"
     await pod.wait()
     await ended(child)

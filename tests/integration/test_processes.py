@@ -61,8 +61,9 @@ class Pod:
         self.leash, self.folder = leash, folder
 
     async def start(self, sidecar: str, agent: str, grace: float = 5.0) -> WorkerPod:
+        env = {**os.environ, "PERDURE_SOCKET": str(self.folder / "agent.sock")}
         launch = [
-            Launch(python(code), dict(os.environ), self.folder, self.folder / f"{name}.log", grace)
+            Launch(python(code), env, self.folder, self.folder / f"{name}.log", grace)
             for name, code in (("sidecar", sidecar), ("agent", agent))
         ]
         return await WorkerPod.start(uuid4(), "worker-1", "default/worker", sidecar=launch[0], agent=launch[1], leash=self.leash)
@@ -155,6 +156,27 @@ async def test_a_sidecar_that_breaks_takes_the_agent_along(pod: Pod) -> None:
     found = await pod.end("raise SystemExit(2)", FOREVER)
     assert (found.sidecar, found.agent, found.clean, found.reason) == (2, -signal.SIGTERM, False, "SidecarExited")
     assert found.words == "sidecar exited with code 2"
+
+
+async def test_an_agent_whose_sidecar_was_killed_has_no_grace(pod: Pod) -> None:
+    started = await pod.start(FOREVER, STUBBORN, grace=600)
+    await printed(pod.folder / "agent.log", "ready")
+    started.sidecar.send(signal.SIGKILL)
+    found = await asyncio.wait_for(started.wait(), 20)
+    assert (found.sidecar, found.agent, found.reason) == (-signal.SIGKILL, -signal.SIGKILL, "SidecarExited")
+
+
+@pytest.mark.parametrize("killed", ["agent", "sidecar"])
+async def test_a_pod_has_ended_when_what_it_detached_has_too(pod: Pod, killed: str) -> None:
+    """In a session of its own, its parent gone: neither a group nor a tree of processes leads to it."""
+    code = f"import os, sys, time\nif os.fork(): os._exit(0)\nos.setsid()\nprint(os.getpid(), 'detached', flush=True)\n{FOREVER}"
+    agent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {code!r}], start_new_session=True)\n{FOREVER}"
+    started = await pod.start(FOREVER, agent)
+    await printed(pod.folder / "agent.log", "detached")
+    left = int((pod.folder / "agent.log").read_text().split()[0])
+    getattr(started, killed).send(signal.SIGKILL)
+    await started.wait()
+    assert not _alive(left)
 
 
 async def test_stopping_gives_the_agent_its_grace(pod: Pod) -> None:

@@ -8,6 +8,8 @@ the pod retires. The secret never is in the parent's environment, and no child s
 
 A process with more threads cannot be forked safely, and not every system can do the rest: then each run gets a newly started process,
 which costs it the imports, and the log says why. None of this is a security boundary.
+
+Without its sidecar the parent ends as its children do: a sidecar that has been there may be away for as long as a lease lasts.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from perdure.sdk import descendants, onethread
 from perdure.sdk.errors import InvalidDeclaration, SidecarUnavailable
 from perdure.sdk.exits import AGENT_FAILED, DONE, LEASE_LOST, ProcessExits
 from perdure.sdk.serve import serve_once
-from perdure.sdk.sidecar import GIVE_UP_SECONDS, Address
+from perdure.sdk.sidecar import AWAY_SECONDS, GIVE_UP_SECONDS, Address
 
 if TYPE_CHECKING:
     from perdure.sdk.agents import Agent
@@ -94,12 +96,15 @@ class _Parent:
         self._start = start
         self._child = 0
         self._exits = exits
+        self._patience = GIVE_UP_SECONDS
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, self._told_to_end)
         try:
             while (secret := self._next()) is not None:
                 code, clean = self._serve(secret)
+                if code == LEASE_LOST:
+                    self._patience = 1.0  # it may have waited for the sidecar in vain
                 # A pod that is being ended must not be given another run.
                 self._ask("POST", "/v1/idle", {"clean": clean and not self._exits.terminated, "exitCode": code})
                 if not clean or self._exits.terminated:
@@ -148,10 +153,11 @@ class _Parent:
             connection = _UnixConnection(self._address.socket or "")
             try:
                 connection.request(method, path, None if body is None else msgspec.json.encode(body))
+                self._patience = AWAY_SECONDS
                 response = connection.getresponse()
                 return response.status, response.read()
             except (OSError, http.client.HTTPException) as error:
-                if time.monotonic() - since > GIVE_UP_SECONDS:
+                if time.monotonic() - since > self._patience:
                     raise SidecarUnavailable(f"no sidecar at {self._address.socket}: {error}") from error
                 time.sleep(delay)
                 delay = min(delay * 2, 1.0)

@@ -23,7 +23,10 @@ from perdure.sdk.websocket import WebSocketClient
 
 DEFAULT_PORT: Final = 4555
 GIVE_UP_SECONDS: Final = 60.0
-"""How long an agent goes on without its sidecar before it ends."""
+"""How long an agent waits for a sidecar that has not been there yet."""
+AWAY_SECONDS: Final = 15.0
+"""How long an agent goes on without its sidecar before it ends: as long as a lease lasts, by default. A kubelet starts a sidecar that has
+ended again at once, or after ten seconds if it has done so before; after the lease the run is somebody else's."""
 
 _QUIET_SECONDS: Final = 0.5
 """How much later than its agent a sidecar may be without a word."""
@@ -113,12 +116,12 @@ class SidecarTransport:
 
     async def context(self) -> bytes:
         delay, since = _RECONNECT_SECONDS[0], self._loop.time()
-        silent = True
+        silent, patience = True, self._give_up
         while True:
             try:
                 status, body = await self._get("/v1/run")
             except OSError as error:
-                if self._loop.time() - since > self._give_up:
+                if self._loop.time() - since > patience:
                     raise SidecarUnavailable(f"no sidecar at {self._address}: {error}") from error
                 if silent and self._loop.time() - since > _QUIET_SECONDS:
                     silent = False
@@ -126,6 +129,7 @@ class SidecarTransport:
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, _RECONNECT_SECONDS[1])
                 continue
+            patience = min(self._give_up, AWAY_SECONDS)
             if status == 200:
                 return body
             if status == 410:
@@ -237,8 +241,12 @@ class SidecarTransport:
                 self._delay = min(self._delay * 2, _RECONNECT_SECONDS[1])
                 await self._address.connect(self._socket)
             except OSError as error:
-                if self._loop.time() - self._away_since > self._give_up:
-                    self._fail(SidecarUnavailable(f"no sidecar at {self._address}: {error}"))
+                patience = min(self._give_up, AWAY_SECONDS) if self._was_open else self._give_up
+                if self._loop.time() - self._away_since > patience:
+                    gone = SidecarUnavailable(f"no sidecar at {self._address}: {error}")
+                    self._fail(gone)
+                    # Also if the agent asks for nothing just now: nothing that it does could be recorded any more.
+                    self._lease_lost(str(gone))
                     return
             else:
                 return

@@ -5,7 +5,10 @@ program that it is to run: a small shell writes its process id to the pipe that 
 at which a crash of ours would leave a process that nobody knows.
 
 A pod ends as on a cluster: when the agent ends, the sidecar may finish what it is sending and is then terminated; when the sidecar ends
-(a single-use pod's work is over) the agent is. Whatever the agent left running in its group is killed.
+(a single-use pod's work is over) the agent is. A sidecar that was killed or broke does not come again here, and without it nothing that the
+agent still does could be recorded: the agent is ended at once, whatever its grace period. Whatever the agent left running in its group is
+killed; unless the pod's work was over, so is every process that was started with the pod's socket in its environment, in whatever session
+it is (a run's process in a pod that forks has its own). Only then has the pod ended.
 """
 
 from __future__ import annotations
@@ -23,11 +26,14 @@ from pathlib import Path
 from uuid import UUID
 
 from perdure_operator.local import guardian
+from perdure_operator.local.leftovers import LeftoversAlive, end_pod
 
 SIDECAR_COURTESY = 5.0, 2.0, 0.5
 """Seconds that a sidecar has to end by itself after its agent: exited with 0, exited with an error, was killed."""
 AGENT_COURTESY = 1.0
 """Seconds that an agent has to end by itself after its sidecar did."""
+ORPHAN_GRACE = 0.2
+"""Seconds that an agent has to end after SIGTERM when its sidecar was killed or broke."""
 KILL_AFTER = 5.0
 """Seconds between SIGTERM and SIGKILL for everything but an agent, whose template says."""
 
@@ -200,10 +206,12 @@ class PodExit:
 class WorkerPod:
     """A sidecar process and an agent process that live and end together."""
 
-    def __init__(self, pod_id: UUID, name: str, pool: str, sidecar: Process, agent: Process, agent_grace: float) -> None:
+    def __init__(
+        self, pod_id: UUID, name: str, pool: str, sidecar: Process, agent: Process, agent_grace: float, socket: str | None
+    ) -> None:
         self.pod_id, self.name, self.pool = pod_id, name, pool
         self.sidecar, self.agent = sidecar, agent
-        self._grace = agent_grace
+        self._grace, self._socket = agent_grace, socket
         self._stop = asyncio.Event()
         self._started = time.monotonic()
         self._life = asyncio.create_task(self._live())
@@ -217,7 +225,7 @@ class WorkerPod:
         except BaseException:
             await first.stop()
             raise
-        return cls(pod_id, name, pool, first, second, agent.grace_seconds)
+        return cls(pod_id, name, pool, first, second, agent.grace_seconds, agent.env.get("PERDURE_SOCKET"))
 
     async def wait(self) -> PodExit:
         return await asyncio.shield(self._life)
@@ -233,7 +241,10 @@ class WorkerPod:
         await asyncio.wait([agent, sidecar, stop], return_when=asyncio.FIRST_COMPLETED)
         seconds = time.monotonic() - self._started
         sidecar_first = self.agent.code is None and self.sidecar.code is not None
-        if sidecar_first:
+        orphaned = sidecar_first and self.sidecar.code != 0
+        if orphaned:
+            self._grace = min(self._grace, ORPHAN_GRACE)
+        elif sidecar_first:
             await asyncio.wait([agent, stop], timeout=AGENT_COURTESY, return_when=asyncio.FIRST_COMPLETED)
         else:
             done, failed, killed = SIDECAR_COURTESY
@@ -247,8 +258,19 @@ class WorkerPod:
         pod_killed = not stopped and max(self.agent.code or 0, self.sidecar.code or 0) < 0
         await self.agent.stop(self._grace)
         await self.sidecar.stop()
+        if not clean:
+            await self._end_remains()
         stop.cancel()
         return PodExit(self.agent.code, self.sidecar.code, seconds, clean, stopped, sidecar_first, pod_killed)
+
+    async def _end_remains(self) -> None:
+        while self._socket is not None:
+            try:
+                await asyncio.to_thread(end_pod, self._socket)
+            except LeftoversAlive:
+                if not self._stop.is_set():
+                    continue  # the pod has not ended
+            return
 
 
 async def _start(launch: Launch, leash: Leash) -> Process:

@@ -17,6 +17,7 @@ from tests.unit.sdk.fake_sidecar import PATIENCE, FakeSidecar, fake_sidecar
 
 import perdure
 from perdure import InvalidDeclaration, Run, agent
+from perdure.sdk.exits import LEASE_LOST
 from perdure.testing import Simulation
 from perdure.testing.record import RunRecord
 
@@ -331,6 +332,35 @@ async def main(run: Run) -> int:
         assert b"importing busybody" in process.errors
         assert process.lines == ["imported"] * 3
         assert sidecar.idles == [{"clean": True, "exitCode": 0}] * 2
+
+
+AWAY = """
+import perdure.sdk.forkserver, perdure.sdk.sidecar
+perdure.sdk.forkserver.AWAY_SECONDS = perdure.sdk.sidecar.AWAY_SECONDS = 0.2
+"""
+
+
+@LINUX
+@pytest.mark.parametrize("at_work", [False, True])
+async def test_the_parent_and_its_child_end_without_their_sidecar(tmp_path: Path, at_work: bool) -> None:
+    code = f"""{AWAY}
+@agent
+async def main(run: Run, input: bool) -> None:
+    print(os.getpid(), flush=True)
+    while input:
+        await asyncio.sleep(100)
+"""
+    async with fake_sidecar(tmp_path, secret="s") as sidecar, agent_process(sidecar, code, **FORK) as process:
+        await sidecar.hold(a_run(at_work))
+        assert await process.line() == "imported"
+        child = int(await process.line())
+        if not at_work:
+            await sidecar.until(lambda: sidecar.idles)
+        await sidecar.stop()
+        sidecar.socket.unlink(missing_ok=True)
+        assert await process.end() == LEASE_LOST
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)
 
 
 @LINUX

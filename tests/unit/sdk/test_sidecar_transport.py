@@ -168,6 +168,21 @@ async def test_without_a_sidecar_for_long_the_process_ends(tmp_path: Path) -> No
         await SidecarTransport(Address(str(tmp_path / "none.sock")), give_up=0.05).context()
 
 
+async def test_without_a_sidecar_the_process_ends_also_when_it_asks_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sidecar that was there; one that comes first is waited for longer."""
+    monkeypatch.setattr("perdure.sdk.sidecar.AWAY_SECONDS", 0.1)
+
+    @agent
+    async def main(run: Run) -> None:
+        await sidecar.stop()
+        sidecar.socket.unlink(missing_ok=True)
+        await asyncio.Event().wait()
+
+    async with fake_sidecar(tmp_path) as sidecar:
+        await sidecar.hold(Simulation(main).record)
+        assert await attempt(main, sidecar, give_up=600) == LEASE_LOST
+
+
 async def test_what_may_help_again_is_sent_again_and_what_may_not_is_raised(tmp_path: Path) -> None:
     def react(number: int, _: Operation) -> None:
         if number <= 3:
