@@ -27,6 +27,7 @@ def dev(
     import asyncio
 
     from perdure_operator.cli import session
+    from perdure_operator.local.disk import explained
     from perdure_operator.local.manifests import DEFAULT_NAMESPACE, load, runs, warnings
 
     namespace = namespace or DEFAULT_NAMESPACE
@@ -38,13 +39,15 @@ def dev(
     if state_dir is None:
         _alone(Path.cwd())
     state = StateDir(state_dir or Path(NAME))
-    state.create()
-    state.acquire()
-    if fresh:
-        state.clear()
-        state.create()
     again = _again(files or [], state_dir or Path(NAME), max_pods, namespace)
-    raise typer.Exit(asyncio.run(session.run(state, loaded, once=once, max_pods=max_pods, again=again)))
+    with explained(state):
+        state.create()
+        state.acquire()
+        if fresh:
+            state.clear()
+            state.create()
+        code = asyncio.run(session.run(state, loaded, once=once, max_pods=max_pods, again=again))
+    raise typer.Exit(code)
 
 
 def _alone(folder: Path) -> None:

@@ -55,7 +55,10 @@ class PostgresFailed(PerdureError):
     """The embedded Postgres does not start."""
 
     code: ClassVar[str] = "postgres-failed"
-    action: ClassVar[str] = "The detail ends with the server's own words. Data that is of no value can be deleted with its folder."
+    action: ClassVar[str] = (
+        "The detail ends with the server's own words. The data folder that it names is all that there is of the runs: mend what the server "
+        "complains about, or, to forget every run, start `perdure dev --fresh`."
+    )
 
 
 class DataDirInUse(PerdureError):

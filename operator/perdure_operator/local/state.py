@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -99,7 +100,8 @@ class StateDir:
 
     def create(self) -> None:
         self.logs.mkdir(parents=True, exist_ok=True)
-        self._mark.write_text(MARK)
+        if not self.made:  # on a full disk, writing it again would leave it empty, and then nothing here might be deleted any more
+            self._mark.write_text(MARK)
 
     @property
     def made(self) -> bool:
@@ -120,10 +122,10 @@ class StateDir:
             owner = lock.read().strip()
             lock.close()
             raise AlreadyRunning(f"`perdure dev` (process {owner}) is running on {self.path}") from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
         self._lock = lock
+        with contextlib.suppress(OSError):  # on a full disk nobody is told who we are, but --fresh can make room
+            os.truncate(lock.fileno(), 0)
+            os.write(lock.fileno(), str(os.getpid()).encode())
 
     def clear(self) -> None:
         """Forget everything: runs, logs, secret. Only in a folder that ``create`` made, and only what this module's docstring lists."""
