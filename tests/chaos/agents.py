@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -151,6 +152,38 @@ async def litterer(run: Run, order: Order) -> dict[str, Any]:
         assert started.stdout is not None
         left = int(started.stdout.readline())
     return {"left": left, "pid": os.getpid(), "parent": os.getppid(), "tmp": tempfile.gettempdir()}
+
+
+class Plain:
+    """Without the SDK, as an agent in another language: plain HTTP, and nothing is sent twice. Its result is what it was told of its one
+    effect."""
+
+    def serve(self) -> None:
+        order = self._ask("GET", "run")["input"]
+        begin = {"tool": "pay", "arguments": {"what": order["what"]}, "effect": "external", "onUnknown": "ask"}
+        decision = self._ask("POST", "activities/begin", begin)
+        if decision["decision"] == "execute":
+            done = ask("POST", f"/effects/{decision['key']}", {"what": order["what"], "part": "invoice"})
+            Path(os.environ["CHAOS_FOLDER"], f"{order['what']}.done").touch()
+            end = {"key": decision["key"], "token": decision["token"], "state": "succeeded", "response": done["ref"]}
+            self._ask("POST", "activities/end", end)
+        self._ask("POST", "finish", {"outcome": "succeeded", "output": [decision["decision"], decision.get("response")]})
+
+    def _ask(self, method: str, path: str, body: object = None) -> Any:
+        url, data = f"http://127.0.0.1:{os.environ['PERDURE_PORT']}/v1/{path}", None if body is None else json.dumps(body).encode()
+        for _ in range(1000):
+            try:
+                with urllib.request.urlopen(urllib.request.Request(url, data=data, method=method), timeout=600) as answer:
+                    if answer.status == 200:
+                        return json.load(answer)
+            except ConnectionError:
+                raise
+            except urllib.error.URLError:  # the sidecar is not there yet
+                time.sleep(0.02)
+        raise TimeoutError(path)
+
+
+plain = Plain()
 
 
 def main() -> None:

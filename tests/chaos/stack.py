@@ -98,7 +98,9 @@ class Stack:
         self.fleet = Fleet(self.store, starter, limit=limit, parallel=4, say=self.said.append)
         return asyncio.create_task(self.fleet.run())
 
-    async def pool(self, agent: str, *, name: str = "", warm: int = 0, most: int = 100, fork: bool = False, grace: int = 2) -> None:
+    async def pool(
+        self, agent: str, *, name: str = "", warm: int = 0, most: int = 100, fork: bool = False, grace: int = 2, **fields: Any
+    ) -> None:
         """A pool of pods that run this agent of ``agents.py``."""
         container = {
             "name": "agent", "image": "agent:1", "command": [sys.executable, str(AGENTS), agent],
@@ -108,6 +110,7 @@ class Stack:
             "template": {"spec": {"containers": [container], "terminationGracePeriodSeconds": grace}},
             "capacity": {"minIdle": warm, "maxIdle": max(warm, 1), "maxPods": most},
             **({"podReuse": {"mode": "ForkPerRun"}} if fork else {}),
+            **fields,
         }
         await self.call("PUT", f"/pools/{name or agent}", {"spec": spec})
 

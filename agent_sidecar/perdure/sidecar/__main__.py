@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -52,12 +53,15 @@ async def serve(settings: Settings) -> None:
     gc.freeze()
     listeners: list[asyncio.Server] = []
     try:
-        listeners += await listen(settings, server)
-        await asyncio.wait([*waits, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.done():
-                task.result()
-        await drain(pod, server, terminated)
+        if settings.only_spool:
+            await emptied(pod, receipts, terminated)
+        else:
+            listeners += await listen(settings, server)
+            await asyncio.wait([*waits, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+            await drain(pod, server, terminated)
     finally:
         for listener in listeners:
             listener.close()
@@ -71,6 +75,16 @@ async def serve(settings: Settings) -> None:
             receipts.close()
     if settings.await_sigterm:
         await terminated.wait()
+
+
+async def emptied(pod: Pod, receipts: Receipts | None, terminated: asyncio.Event) -> None:
+    """The gateway has what was in the spool, or has not taken it in ``DRAIN_SECONDS``: then it stays there."""
+    pod.drain("the pod's agent has ended")
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            # Looked for like the end of an agent in ``drain``: it is rare, and short.
+            while receipts is not None and receipts.unacknowledged and not terminated.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def listen(settings: Settings, server: HttpServer) -> list[asyncio.Server]:

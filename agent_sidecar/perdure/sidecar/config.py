@@ -34,6 +34,7 @@ class GatewayAddress(Struct, frozen=True):
 class Settings(Struct, frozen=True, kw_only=True):
     """``tls``: whom the gateways have to convince; None when none of them is ``https``. ``port`` None: no TCP listener; 0: any free one.
     ``socket`` None: no unix socket. ``socket_required``: it was asked for by name, so that it cannot be bound is an error.
+    ``only_spool``: there is no agent any more, only what the pod's last sidecar left in the spool.
     ``await_sigterm``: a kubelet ends this process, and would start it again if it ended by itself before its agent's container has."""
 
     gateways: tuple[GatewayAddress, ...]
@@ -45,6 +46,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     reuse: bool = False
     parent_secret: str | None = None
     spool_dir: Path | None = None
+    only_spool: bool = False
     await_sigterm: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -76,6 +78,7 @@ def from_environment(env: Mapping[str, str]) -> Settings:
         reuse=mode == "ForkPerRun",
         parent_secret=env.get("PERDURE_PARENT") or None,
         spool_dir=_path(env, "PERDURE_SPOOL_DIR"),
+        only_spool=env.get("PERDURE_ONLY_SPOOL") == "true",
         await_sigterm=env.get("PERDURE_AWAIT_SIGTERM") == "true",
         log_level=level,  # type: ignore[arg-type]  # checked above
     )

@@ -6,6 +6,7 @@ The token and the socket are in a short folder of their own, because the path of
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import socket
@@ -95,6 +96,8 @@ class LocalPods:
     def ended(self, pod: Pod, exit_: PodExit) -> list[str]:
         self._state.record(PodRecord(pod.pod_id, ended=time.time(), reason=exit_.words))
         shutil.rmtree(self._runtime / pod.name, ignore_errors=True)
+        with contextlib.suppress(OSError):  # there is none, or something in it that the store did not take
+            (self._state.path / "spool" / pod.name).rmdir()
         log = self._state.logs / (f"{pod.name}.sidecar.log" if exit_.sidecar_first else f"{pod.name}.log")
         return last_lines(log, LAST_WORDS)
 

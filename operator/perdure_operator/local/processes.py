@@ -21,7 +21,7 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID
 
@@ -34,6 +34,8 @@ AGENT_COURTESY = 1.0
 """Seconds that an agent has to end by itself after its sidecar did."""
 ORPHAN_GRACE = 0.2
 """Seconds that an agent has to end after SIGTERM when its sidecar was killed or broke."""
+SPOOL_SECONDS = 5.0
+"""What the receipts that a killed sidecar had taken have to get to the store."""
 KILL_AFTER = 5.0
 """Seconds between SIGTERM and SIGKILL for everything but an agent, whose template says."""
 
@@ -207,11 +209,12 @@ class WorkerPod:
     """A sidecar process and an agent process that live and end together."""
 
     def __init__(
-        self, pod_id: UUID, name: str, pool: str, sidecar: Process, agent: Process, agent_grace: float, socket: str | None
+        self, pod_id: UUID, name: str, pool: str, sidecar: Process, agent: Process, launches: tuple[Launch, Launch], leash: Leash
     ) -> None:
         self.pod_id, self.name, self.pool = pod_id, name, pool
         self.sidecar, self.agent = sidecar, agent
-        self._grace, self._socket = agent_grace, socket
+        self._again, self._leash = launches[0], leash
+        self._grace, self._socket = launches[1].grace_seconds, launches[1].env.get("PERDURE_SOCKET")
         self._stop = asyncio.Event()
         self._started = time.monotonic()
         self._life = asyncio.create_task(self._live())
@@ -225,7 +228,7 @@ class WorkerPod:
         except BaseException:
             await first.stop()
             raise
-        return cls(pod_id, name, pool, first, second, agent.grace_seconds, agent.env.get("PERDURE_SOCKET"))
+        return cls(pod_id, name, pool, first, second, (sidecar, agent), leash)
 
     async def wait(self) -> PodExit:
         return await asyncio.shield(self._life)
@@ -260,6 +263,7 @@ class WorkerPod:
         await self.sidecar.stop()
         if not clean:
             await self._end_remains()
+            await self._empty_spool()
         stop.cancel()
         return PodExit(self.agent.code, self.sidecar.code, seconds, clean, stopped, sidecar_first, pod_killed)
 
@@ -271,6 +275,17 @@ class WorkerPod:
                 if not self._stop.is_set():
                     continue  # the pod has not ended
             return
+
+    async def _empty_spool(self) -> None:
+        """What the sidecar had taken and nobody has committed (pools with ``spool: Disk``) goes to the store before the pod counts as gone:
+        another sidecar brings it, with the same identity."""
+        spool = self._again.env.get("PERDURE_SPOOL_DIR")
+        if spool is not None and any(segment.stat().st_size for segment in Path(spool).glob("*.wal")):  # noqa: ASYNC240  a few names
+            again = replace(self._again, env={**self._again.env, "PERDURE_ONLY_SPOOL": "true"})
+            with contextlib.suppress(OSError):
+                process = await _start(again, self._leash)
+                await process.ended_within(SPOOL_SECONDS)
+                await process.stop()
 
 
 async def _start(launch: Launch, leash: Leash) -> Process:

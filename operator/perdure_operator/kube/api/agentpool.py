@@ -101,7 +101,9 @@ class AgentPoolSpec(Model):
     mcp_servers: Annotated[list[McpServer], Field(max_length=50), Distinct(("name",))] | None = None
     """MCP servers whose tools the agent may call through the sidecar, and so through the ledger. Recorded, not in force yet."""
     spool: Literal["None", "Disk"] | None = None
-    """`Disk`: the sidecar keeps receipts in a write-ahead log. Default None."""
+    """`Disk`: the end of a tool call that an agent tells by plain HTTP (`POST /v1/activities/end`: agents in other languages) is on the
+    pod's disk before it is sent, and a sidecar that was killed before the gateway had it sends it when it is started again. It does nothing
+    for agents that use the SDK, which send it again themselves, and does not outlive the pod. Default None."""
 
 
 class AgentPool(Model):
