@@ -60,6 +60,37 @@ async def test_a_function_may_return_more_than_before(database: str) -> None:
     await connection.close()
 
 
+BEFORE_EXECUTORS = """
+drop table perdure.executors;
+alter table perdure.ledger drop column absent_at, drop column asked_at;
+alter table perdure.pods drop column lost;
+delete from perdure.migrations where name like '0004%';
+insert into perdure.ledger (run_id, key, tool, effect, state, policy, fingerprint, timeout_seconds, epoch, holder, seq, executor_ended)
+select gen_random_uuid(), key, 't', 'external', state, 'query', 'f', 1, 3, holder, 1, ended from (values
+  ('seen', 'UNKNOWN', '00000000-0000-0000-0000-000000000001'::uuid, false),
+  ('unseen', 'UNKNOWN', '00000000-0000-0000-0000-000000000002', false),
+  ('ended', 'UNKNOWN', '00000000-0000-0000-0000-000000000003', true), ('done', 'SUCCEEDED', '00000000-0000-0000-0000-000000000001', false)
+) before(key, state, holder, ended);
+insert into perdure.terminated_pods values ('00000000-0000-0000-0000-000000000001', now());
+"""
+
+
+async def test_what_was_proven_of_an_unknown_effect_stays_proven(database: str) -> None:
+    """Of one whose pod was not seen to end an end that is seen later is proof."""
+    connection = await asyncpg.connect(database)
+    await connection.execute(BEFORE_EXECUTORS)
+    assert "0004_executors.pre.sql" in await migrate(database)
+
+    async def gone() -> dict[str, bool]:
+        query = "select l.key, x.gone_at is not null as gone from perdure.executors x join perdure.ledger l using (run_id, epoch)"
+        return {row["key"]: row["gone"] for row in await connection.fetch(query)}
+
+    assert await gone() == {"seen": True, "unseen": False}
+    await connection.execute("select * from perdure.pod_gone('00000000-0000-0000-0000-000000000002')")
+    assert await gone() == {"seen": True, "unseen": True}
+    await connection.close()
+
+
 async def test_a_database_that_is_away_is_no_reason_to_give_up(own_postgres: EmbeddedPostgres) -> None:
     await own_postgres.stop()
     with pytest.raises(Unavailable):
