@@ -330,3 +330,39 @@ async def test_a_run_that_comes_near_to_its_limit_is_told_and_one_that_would_pas
     assert (view.bytes, (await api.call("GET", f"/runs/{run}/why"))["size"]) == (90004, size)
     assert 0 < view.stored_bytes < 1000
     assert await pod.finish("failed", error=wire.ErrorInfo(type="run-too-large")) == "Failed"
+
+
+async def test_reads_are_paged_by_bytes_as_well_as_by_rows(cluster: Cluster) -> None:
+    gateway, api = await cluster.one()
+    pod = await holding(cluster, api)
+    run = pod.run or ""
+    large = [zeros(1_990_000 + n) for n in range(30)]
+    for data in large:
+        await pod.op(wire.EventAppend(kind="large", data=msgspec.Raw(data)))
+    for n in range(3000):
+        # In one batch of the gateway: only the last answer is waited for.
+        last = pod.ask(wire.StepEnd(key=f"step:s#{n}", name="s", output=msgspec.Raw(b'"' + b"x" * 1000 + b'"')))
+    await last
+    for n in range(3):
+        await pod.op(wire.ActivityBegin(tool=f"t{n}", effect="external"))
+
+    async def pages(what: str, query: str) -> list[list[dict[str, Any]]]:
+        found, following = [], 1
+        while following is not None:
+            page = await api.call("GET", f"/runs/{run}/{what}?from={following}&{query}")
+            found.append(page["items"])
+            following = page["next"]
+        return found
+
+    peak = Peak(gateway.pid)
+    events = await pages("events", "limit=5000")
+    assert [len(payload["payload"]) + 2 for page in events for payload in page if payload["kind"] == "agent.large"] == [*map(len, large)]
+    assert sum(len(page) for page in events) == 2 + 30 + 3000 + 3
+    assert max(sum(len(event.get("payload", "")) for event in page) for page in events) < 4 * MB
+    assert [event["seq"] for page in events for event in page] == [*range(1, 2 + 30 + 3000 + 4)]
+    journal = await pages("journal", "limit=5000")
+    assert [entry["key"] for page in journal for entry in page] == [f"step:s#{n}" for n in range(3000)]
+    assert [len(page) for page in journal] == [2091, 909]
+    assert [len(page) for page in await pages("journal", "limit=1000")] == [1000, 1000, 1000]
+    assert [[entry["tool"] for entry in page] for page in await pages("ledger", "limit=2")] == [["t0", "t1"], ["t2"]]
+    assert peak.grown() < 100 * MB

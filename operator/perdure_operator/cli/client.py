@@ -11,7 +11,7 @@ import http.client
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
 import msgspec
@@ -108,6 +108,16 @@ class Client:
             if not page["items"] or not page.get("next"):
                 return
             start = page["items"][-1]["seq"] + 1
+
+    def records(self, namespace: str, run: str, what: Literal["journal", "ledger"]) -> list[Any]:
+        """All of them, page by page."""
+        items: list[Any] = []
+        following: int | None = 1
+        while following is not None:
+            page = self.get(run_path(namespace, run, what), {"from": following} if following > 1 else None)
+            items += page["items"]
+            following = page.get("next")
+        return items
 
     def put_pool(self, namespace: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
         """Gives the specification as it is stored."""

@@ -114,7 +114,7 @@ def why(run: RunName, namespace: Namespace = None, output: Format = Output.TABLE
     view = read(WhyView, answer)
     show(output, answer, lambda: render.why(view, name, _pod_name(connection, place, name), _command(connection, place)))
     if output in (Output.TABLE, Output.WIDE) and view.state in TERMINAL:
-        entries = read(list[LedgerView], connection.client.get(run_path(place, name, "ledger"))["items"])
+        entries = read(list[LedgerView], connection.client.records(place, name, "ledger"))
         if known := render.afterwards(view.state, entries, name, _command(connection, place)):
             render.console().print(known)
 
@@ -165,7 +165,7 @@ def ledger(run: RunName, namespace: Namespace = None, output: Format = Output.TA
     """The effects of a run: which calls to the outside happened, and which nobody knows about."""
     connection = connect()
     place, name = connection.split(run, namespace)
-    answer = connection.client.get(run_path(place, name, "ledger"))
+    answer = {"items": connection.client.records(place, name, "ledger")}
     entries = read(list[LedgerView], answer["items"])
     show(output, answer, lambda: render.ledger(entries, wide=output is Output.WIDE))
     if output in (Output.TABLE, Output.WIDE) and any(entry.state == "UNKNOWN" for entry in entries):
@@ -181,5 +181,5 @@ def ledger(run: RunName, namespace: Namespace = None, output: Format = Output.TA
 def journal(run: RunName, namespace: Namespace = None, output: Format = Output.TABLE) -> None:
     """What a run has done for good: steps, waits and children that a restart does not repeat."""
     connection = connect()
-    answer = connection.client.get(run_path(*connection.split(run, namespace), "journal"))
+    answer = {"items": connection.client.records(*connection.split(run, namespace), "journal")}
     show(output, answer, lambda: render.journal(read(list[JournalView], answer["items"])))

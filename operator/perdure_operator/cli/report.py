@@ -51,8 +51,8 @@ def report(run: RunName, namespace: Namespace = None, output: Format = Output.TA
     path = (view.namespace, view.run_id)
     answers = {
         "run": answer,
-        "journal": client.get(run_path(*path, "journal"))["items"],
-        "ledger": client.get(run_path(*path, "ledger"))["items"],
+        "journal": client.records(*path, "journal"),
+        "ledger": client.records(*path, "ledger"),
         "descendants": client.get(run_path(*path, "tree"))["descendants"],
         "events": list(client.event_items(*path)),
     }

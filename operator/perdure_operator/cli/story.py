@@ -15,6 +15,7 @@ PodName = Callable[[str], str]
 PodNames = Callable[[str], PodName]
 """The same for the pods of a pool (namespace/name)."""
 
+UNDELIVERABLE = "LeaseUndeliverable"
 _QUESTION = re.compile(r"\bsignal effect:([0-9a-f]{12})[0-9a-f]{52}:[0-9]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -89,6 +90,8 @@ _TOLD: dict[str, Callable[[_Data], str]] = {
     "run.lost": lambda d: (
         "its worker was told to end, which is no failure; queued again"
         if d["reason"] == "Terminated"
+        else f"could not be given to its worker: {d['message']}; queued again"
+        if d["reason"] == UNDELIVERABLE
         else f"lost its worker ({d['reason']}); queued again"
     ),
     "run.retrying": lambda d: _after("this attempt failed", d.why) + (f"; next try {_clock(d['runnableAt'])}" if d["runnableAt"] else ""),
@@ -99,6 +102,9 @@ _TOLD: dict[str, Callable[[_Data], str]] = {
     "run.cancelled": lambda d: _after("cancelled", d["message"]),
     "run.cancel_requested": lambda d: _after("cancel requested", d["reason"]),
     "run.pause_requested": lambda _: "pause requested",
+    "run.nearly_full": lambda d: (
+        f"has written {d['bytes']} bytes of {d['maxBytes']}, {d['storedBytes']} as stored of {d['maxStoredBytes']}"
+    ),
     "run.detached": lambda _: "goes on without its parent",
     "run.resume_requested": lambda _: "resume requested",
     "step.succeeded": lambda d: f"step {d['name']} done",

@@ -109,7 +109,8 @@ class Pod:
             frames, self._frames = self._frames, []
             for frame in frames:
                 await self._socket.send_bytes(frame)
-            del frames, frame  # or the last ones are kept until the next come
+            frames.clear()
+            frame = b""  # or the last ones, which may be large, are kept until the next come
 
     async def last_words(self) -> None:
         """Sends what is left, for a second at most."""
@@ -143,8 +144,9 @@ class Hub:
         """Runs whose lease is being read for its pod, by the number of connections for which it is; for these there was news meanwhile:"""
         self._unheard: set[UUID] = set()
         self._closing = False
-        # Those that are read whole may be large, so one after the other.
-        self._readings = {False: asyncio.Semaphore(16), True: asyncio.Semaphore(2)}
+        # What is read at once is what a gateway holds. A run that is read whole may be large, so one after the other.
+        self._readings = {False: asyncio.Semaphore(8), True: asyncio.Semaphore(1)}
+        self._windows = asyncio.Semaphore(4)
 
     # ------------------------------------------------------------------------------------------------ what others ask
 
@@ -442,7 +444,7 @@ class Hub:
 
     async def _fetch(self, pod: Pod, frame: wire.Op, run: UUID, body: wire.Fetch) -> None:
         try:
-            async with self._readings[False]:
+            async with self._windows:
                 answer = await delivery.fetch(self._store, run, body)
         except PerdureError as error:
             self._refuse(pod, frame, "fetch", error)

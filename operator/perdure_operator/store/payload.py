@@ -68,6 +68,12 @@ class Room:
         self.left -= size
         return True
 
+    def begin(self, size: int) -> bool:
+        """As ``take``, but what passes the limit is taken as well, as the last one."""
+        fits = self.left > 0
+        self.left -= size
+        return fits
+
     def charge(self, size: int) -> None:
         """For what is there in any case."""
         self.left -= size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -11,8 +12,10 @@ import asyncpg
 import msgspec
 
 from perdure_operator.domain.errors import RunNotFound
-from perdure_operator.store.payload import Payloads
+from perdure_operator.store.payload import Payloads, Room
 
+PAGE_BYTES = 2 * 1024 * 1024
+"""Of values in one page of a list; the value that fills it, at most two megabytes, comes on top."""
 Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 _decode = msgspec.json.decode
 
@@ -126,14 +129,19 @@ class Reader:
             limit,
         )
 
-    async def events(self, run: UUID, start: int, limit: int) -> list[EventRow]:
+    async def events(self, run: UUID, start: int, limit: int) -> tuple[list[EventRow], bool]:
+        """From this sequence on, as many as make a page, and whether there may be others behind them."""
         rows = await self._connection.fetch(
             "select seq, at, epoch, kind, data, payload from perdure.events where run_id = $1 and seq >= $2 order by seq limit $3",
             run,
             start,
             limit,
         )
-        payloads = await Payloads.of(self._connection, (row["payload"] for row in rows))
+        payloads, room = Payloads(), Room(PAGE_BYTES)
+        await payloads.measure(self._connection, (row["payload"] for row in rows))
+        page = list(takewhile(lambda row: room.begin(payloads.size(row["payload"]) + len(row["data"])), rows))
+        payloads.want(row["payload"] for row in page)
+        await payloads.load(self._connection)
         return [
             EventRow(
                 row["seq"],
@@ -143,8 +151,8 @@ class Reader:
                 _decode(row["data"]),
                 payloads.get(row["payload"]) if row["payload"] is not None else None,
             )
-            for row in rows
-        ]
+            for row in page
+        ], len(page) < len(rows) or len(rows) == limit
 
     async def last_seq(self, run: UUID) -> tuple[int, str]:
         """Last sequence and state."""
@@ -153,12 +161,10 @@ class Reader:
             raise RunNotFound(f"there is no run {run}")
         return row["last_seq"], row["state"]
 
-    async def ledger(self, run: UUID) -> Sequence[Row]:
-        return await self._connection.fetch(
-            "select key, tool, effect, state, policy, occurrence, step, attempts, epoch, provider_ref, error, seq, done_seq, response "
-            "from perdure.ledger where run_id = $1 order by seq",
-            run,
-        )
+    async def ledger(self, run: UUID, start: int, limit: int) -> tuple[Sequence[Row], int | None]:
+        """In the order of the intents, from this sequence on: as many as make a page, and where the next one begins."""
+        columns = "key, tool, effect, state, policy, occurrence, step, attempts, epoch, provider_ref, error, seq, done_seq, response"
+        return await self._page("ledger", columns, "octet_length(response)", run, start, limit)
 
     async def received(self, run: UUID, signal: str, id: str) -> bool:
         """Whether this very signal was accepted before."""
@@ -204,12 +210,29 @@ class Reader:
             for row in rows
         ]
 
-    async def journal(self, run: UUID) -> Sequence[Row]:
-        return await self._connection.fetch(
-            "select key, kind, name, state, seq, epoch, attempts, phase, fingerprint, data, output, error "
-            "from perdure.journal where run_id = $1 order by seq",
+    async def journal(self, run: UUID, start: int, limit: int) -> tuple[Sequence[Row], int | None]:
+        """In the order of the log, from this sequence on: as many as make a page, and where the next one begins. A wait that is decided
+        between two pages may be on both."""
+        columns = "key, kind, name, state, seq, epoch, attempts, phase, fingerprint, data, output, error"
+        return await self._page("journal", columns, "octet_length(output) + coalesce(octet_length(data::text), 0)", run, start, limit)
+
+    async def _page(self, table: str, columns: str, size: str, run: UUID, start: int, limit: int) -> tuple[Sequence[Row], int | None]:
+        """``size``: bytes of what may be large in a row. A page ends with the row that fills it."""
+        part = f"select {columns}, coalesce({size}, 0) as size from perdure.{table} where run_id = $1 and seq >= $2 order by seq limit $3"
+        rows = await self._connection.fetch(
+            f"select {columns} from (select *, sum(size) over (order by seq rows between unbounded preceding and 1 preceding) as before "
+            f"from ({part}) r) r where coalesce(before, 0) < $4 order by seq",
             run,
+            start,
+            limit + 1,
+            PAGE_BYTES,
         )
+        if len(rows) > limit:
+            return rows[:limit], rows[limit]["seq"]
+        if not rows:
+            return rows, None
+        more = f"select min(seq) from perdure.{table} where run_id = $1 and seq > $2"
+        return rows, await self._connection.fetchval(more, run, rows[-1]["seq"])
 
     async def given(self, run: UUID) -> tuple[bytes, bytes]:
         """Spec and input as JSON; the input of a run that was given none is null."""

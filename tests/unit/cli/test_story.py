@@ -40,6 +40,16 @@ def told(kind: str, data: dict[str, Any] | None = None, payload: Any = None) -> 
         ("child.done", {"child": "0a1b", "name": "report-1", "status": "Succeeded"}, "its child report-1 is Succeeded"),
         ("activity.resolved", {"tool": "mail", "state": "FAILED", "by": "query"}, "the provider says: mail did not happen"),
         ("activity.resolved", {"tool": "mail", "state": "SUCCEEDED", "by": "person"}, "a person says: mail happened"),
+        (
+            "run.lost",
+            {"reason": "LeaseUndeliverable", "message": "its input is broken"},
+            "could not be given to its worker: its input is broken; queued again",
+        ),
+        (
+            "run.nearly_full",
+            {"bytes": 80, "maxBytes": 100, "storedBytes": 8, "maxStoredBytes": 50},
+            "has written 80 bytes of 100, 8 as stored of 50",
+        ),
         ("something.new", {"a": 1}, 'something.new {"a": 1}'),
         ("something.new", {}, "something.new"),
     ],

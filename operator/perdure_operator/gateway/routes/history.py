@@ -15,7 +15,7 @@ from perdure_operator.gateway.http import ENDING, authorize, integer, reply, who
 from perdure_operator.gateway.views import event_view, record
 from perdure_operator.store.store import Store
 
-PAGE = 500
+PAGE, MOST = 500, 5000
 TAIL_SECONDS = 0.1
 KEEPALIVE_SECONDS = 15.0
 
@@ -35,22 +35,24 @@ class History:
 
     async def events(self, request: web.Request) -> web.Response:
         await authorize(request, "get")
-        start, limit = integer(request, "from", 1, 1, 1 << 62), integer(request, "limit", PAGE, 1, 5000)
+        start, limit = integer(request, "from", 1, 1, 1 << 62), integer(request, "limit", PAGE, 1, MOST)
         async with self._store.reader() as reader:
-            events = await reader.events(await reader.find(request.match_info["ns"], request.match_info["run"]), start, limit)
-        return reply({"items": [event_view(e) for e in events], "next": events[-1].seq + 1 if len(events) == limit else None})
+            events, more = await reader.events(await reader.find(request.match_info["ns"], request.match_info["run"]), start, limit)
+        return reply({"items": [event_view(e) for e in events], "next": events[-1].seq + 1 if more else None})
 
     async def journal(self, request: web.Request) -> web.Response:
         await authorize(request, "get")
+        start, limit = integer(request, "from", 1, 1, 1 << 62), integer(request, "limit", MOST, 1, MOST)
         async with self._store.reader() as reader:
-            rows = await reader.journal(await reader.find(request.match_info["ns"], request.match_info["run"]))
-        return reply({"items": [record(row) for row in rows]})
+            rows, following = await reader.journal(await reader.find(request.match_info["ns"], request.match_info["run"]), start, limit)
+        return reply({"items": [record(row) for row in rows], "next": following})
 
     async def ledger(self, request: web.Request) -> web.Response:
         await authorize(request, "get")
+        start, limit = integer(request, "from", 1, 1, 1 << 62), integer(request, "limit", MOST, 1, MOST)
         async with self._store.reader() as reader:
-            rows = await reader.ledger(await reader.find(request.match_info["ns"], request.match_info["run"]))
-        return reply({"items": [record(row) for row in rows]})
+            rows, following = await reader.ledger(await reader.find(request.match_info["ns"], request.match_info["run"]), start, limit)
+        return reply({"items": [record(row) for row in rows], "next": following})
 
     async def tail(self, request: web.Request) -> web.StreamResponse:
         """Events from a sequence on, then each new one; ends with the event ``end`` when the run is terminal. ``Last-Event-ID`` resumes."""
@@ -72,12 +74,12 @@ class History:
             async with self._store.reader() as reader:
                 # State first: whatever is terminal here has all its events below.
                 _, state = await reader.last_seq(run)
-                events = await reader.events(run, start, PAGE)
+                events, more = await reader.events(run, start, PAGE)
             for event in events:
                 start = event.seq + 1
                 data = wire.encode_json(event_view(event)).decode()
                 await response.write(f"id: {event.seq}\nevent: {event.kind}\ndata: {data}\n\n".encode())
-            if len(events) == PAGE:
+            if more:
                 continue
             if State(state).terminal:
                 await response.write(f'event: end\ndata: {{"state":"{state}"}}\n\n'.encode())
