@@ -591,12 +591,17 @@ class Oracle(LedgerRules):
     def take_away(self, pod: UUID) -> None:
         if pod in self.pods:
             self.pods[pod].state = "retiring"
+            self._acquit_of(pod)
+
+    def _acquit_of(self, pod: UUID) -> None:
+        if pod in self.pods and (charged := self.pods[pod].charged) is not None:
+            self.control(Control(charged, "acquit", {"pod": str(pod)}))
 
     def gone(self, pod: UUID, reason: str) -> list[UUID]:
         """The pod was seen terminated. Gives the run that lost it."""
         lost = [run for run in self.runs.values() if run.holder == pod]
-        if taken_away(reason) and pod in self.pods and (charged := self.pods[pod].charged) is not None:
-            self.control(Control(charged, "acquit", {"pod": str(pod)}))
+        if taken_away(reason):
+            self._acquit_of(pod)
         self.pods.pop(pod, None)
         self.terminated.add(pod)
         for run in lost:
