@@ -16,8 +16,6 @@ from tests.harness.site import NS, POOL, SETTINGS, Json, Site
 
 from perdure_operator.controllers.agentrun import AGAIN_SECONDS
 from perdure_operator.controllers.release import end_workers
-from perdure_operator.kube.api.podtemplate import PodTemplate
-from perdure_operator.kube.api.v1alpha1 import implicit_pool
 from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, EVENTS, PODS
 from perdure_operator.kube.errors import KubeConflict, KubeForbidden, KubeUnavailable
 from perdure_operator.kube.names import CANCEL_FINALIZER, RUN_ID_LABEL
@@ -636,18 +634,17 @@ async def test_pools_that_were_deleted_while_the_operator_was_down_go_with_their
         await site.pods(2)
 
 
-async def test_a_pool_without_a_resource_stays_when_it_never_had_one_or_nobody_knows(site: Site) -> None:
+async def test_a_pool_without_a_resource_stays_when_nobody_knows(site: Site) -> None:
     await site.pool()
     async with site.operating(replace(SETTINGS, namespaces=(NS,))) as operator:
         await site.until(site.store.pools)
-        inline, _ = implicit_pool(PodTemplate.model_validate(POOL["template"]))
-        for namespace, name in ((NS, inline), ("unwatched", "p"), (NS, "unseen")):
+        for namespace, name in (("unwatched", "p"), (NS, "unseen")):
             await site.store.upsert_pool(namespace, name, POOL, None)
         assert site.watch is not None
         site.watch.cut()
         await site.pool("unseen")
         before = await site.store.pools()
-        assert len(before) == 4
+        assert len(before) == 3
         await operator._pools.look()
         await site.store.upsert_pool(NS, "gone", POOL, None)
         site.kube.fail(KubeUnavailable("overloaded"), "get", AGENTPOOLS)

@@ -16,6 +16,7 @@ from tests.harness.fake_watch import FakeWatch
 from tests.harness.postgres import move_clock
 from tests.harness.triggers import MANUAL, Bench, every, spec
 
+from perdure_operator.controllers.implicit_pools import ImplicitPools
 from perdure_operator.controllers.operator import Operator, OperatorSettings
 from perdure_operator.controllers.trigger import TriggerController
 from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, EVENTS, TRIGGERS
@@ -70,9 +71,10 @@ async def site(store: Store, pg: asyncpg.Connection) -> AsyncIterator[Site]:
     await site.setup()
     site.kube = FakeKube()
     site.cache = FakeWatch(site.kube, (TRIGGERS, AGENTRUNS), lambda *_: None, {})
+    implicit = ImplicitPools(store, Resources(store), site.kube, site.cache)
     site.controller = TriggerController(
-        store, site.triggers, site.kube, site.cache, (), inline=lambda _: site.inline, hooks_url="https://gateway/"
-    )  # fmt: skip
+        store, site.triggers, site.kube, site.cache, implicit, (), inline=lambda _: site.inline, hooks_url="https://gateway/"
+    )
     task = asyncio.create_task(site.cache.run())
     await site.cache.synced.wait()
     yield site

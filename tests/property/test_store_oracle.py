@@ -349,7 +349,7 @@ class StoreAgainstOracle(RuleBasedStateMachine):
         body = {"outcome": outcome, "error": None if outcome == "succeeded" else {"type": error, "message": "m"}}
         self.do(Control(run.id, "finish", body, self.fence(run, how), self.mint(), BIG, slices=slices(pieces)), direct=direct)
 
-    @options(n=FEW, how=HOW, times=(1, 2, 3), reason=("Evicted", "PodDeleted", "AgentExited", None))
+    @options(n=FEW, how=HOW, times=(1, 2, 3), reason=("Evicted", "PodDeleted", "AgentExited", "taken", None))
     def drain(self, n: int, how: str, times: int, reason: str | None) -> None:
         """A worker gives its run back, and what became of its pod is heard of later."""
         for _ in range(times):
@@ -357,7 +357,7 @@ class StoreAgainstOracle(RuleBasedStateMachine):
             pod, body = run.holder, {"outcome": "yielded", "error": None}
             self.do(Control(run.id, "finish", body, self.fence(run, how), self.mint()))
             if pod is not None and reason is not None:
-                self.twin.gone(pod, reason)
+                self.twin.take_away(pod) if reason == "taken" else self.twin.gone(pod, reason)
                 self.done()
 
     # -------------------------------------------------------------------------------------------------- people and services

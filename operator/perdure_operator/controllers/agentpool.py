@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 import structlog
 from pydantic import ValidationError
 
+from perdure_operator.controllers.implicit_pools import ImplicitPools
 from perdure_operator.kube.api.problems import in_words
-from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec, is_implicit
+from perdure_operator.kube.api.v1alpha1 import AgentPoolSpec
 from perdure_operator.kube.client import AGENTPOOLS, KubeApi
 from perdure_operator.kube.errors import KubeConflict, KubeNotFound
 from perdure_operator.services.conditions import READY, Verdict, condition, condition_of
@@ -36,10 +37,12 @@ class AgentPools:
     should look. ``again``: this pool is to be reconciled."""
 
     def __init__(
-        self, store: Store, resources: Resources, kube: KubeApi, cache: Cache, fleet: Fleet, namespaces: Sequence[str], *,
+        self, store: Store, resources: Resources, kube: KubeApi, cache: Cache, fleet: Fleet, implicit: ImplicitPools,
+        namespaces: Sequence[str], *,
         changed: Callable[[str, str], None], again: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         self._store, self._resources, self._kube, self._cache, self._fleet = store, resources, kube, cache, fleet
+        self._implicit = implicit
         self._namespaces, self._changed, self._again = namespaces, changed, again
         self._known: dict[tuple[str, str], tuple[str, int]] = {}
 
@@ -48,6 +51,8 @@ class AgentPools:
         resource = self._cache.get(AGENTPOOLS, namespace, name)
         if resource is None or resource["metadata"].get("deletionTimestamp"):
             self._known.pop((namespace, name), None)
+            if await self._implicit.restore(namespace, name, gone=resource is None):
+                return None
             await self._resources.drop_pool(namespace, name)
             self._changed(namespace, name)
             return None
@@ -59,10 +64,15 @@ class AgentPools:
         version = (str(resource["metadata"]["uid"]), int(resource["metadata"]["generation"]))  # one that was made anew begins at 1 again
         if self._known.get((namespace, name)) != version:
             await self._store.upsert_pool(namespace, name, spec.to_json(), spec.capacity.max_pods if spec.capacity else None)
-            if version[0] != self._known.get((namespace, name), ("",))[0]:
+            before = self._known.get((namespace, name))
+            if before is not None and before[0] != version[0]:
+                await self._resources.retire_pods_of(namespace, name)
+            if before is None or before[0] != version[0]:
                 await self._resources.pool_changed(namespace, name)
             self._known[namespace, name] = version
             self._changed(namespace, name)
+        if await self._implicit.remove_unused(resource):
+            return None
         pool = f"{namespace}/{name}"
         demand = next(iter(await self._store.pool_demand(pool)), None)
         known = {"revision": template_revision(spec.to_json()), **_counts(demand)}
@@ -87,10 +97,10 @@ class AgentPools:
         """
         for pool in await self._store.pools():
             namespace, _, name = pool.partition("/")
-            if is_implicit(name) or (self._namespaces and namespace not in self._namespaces):
+            if self._namespaces and namespace not in self._namespaces:
                 continue
             if self._cache.get(AGENTPOOLS, namespace, name) is None and await self._kube.get(AGENTPOOLS, namespace, name) is None:
-                log.info("a pool was deleted while nobody watched", pool=pool)
+                log.info("a pool of the store is none of the cluster", pool=pool)
                 self._again(namespace, name)
 
     async def _say(self, resource: Json, known: Json, ready: Verdict) -> None:

@@ -16,6 +16,7 @@ from uuid import UUID
 import structlog
 from pydantic import ValidationError
 
+from perdure_operator.controllers.implicit_pools import ImplicitPools
 from perdure_operator.domain.errors import CancelRequested, RunFinished, from_code
 from perdure_operator.domain.ids import uuid7
 from perdure_operator.domain.run import TERMINAL, State
@@ -57,8 +58,10 @@ class AgentRuns:
     """``inline``: in which namespaces a run may bring its own pod template. ``wrote``: a run was made or changed; its status is due."""
 
     def __init__(
-        self, store: Store, resources: Resources, kube: KubeApi, cache: Cache, *, inline: Callable[[str], bool], wrote: Callable[[], None]
-    ) -> None:
+        self, store: Store, resources: Resources, kube: KubeApi, cache: Cache, implicit: ImplicitPools, *,
+        inline: Callable[[str], bool], wrote: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._implicit = implicit
         self._store, self._resources, self._kube, self._cache = store, resources, kube, cache
         self._inline, self._wrote = inline, wrote
         self._events = Events(kube)
@@ -112,6 +115,9 @@ class AgentRuns:
             return None
         admitted = await self._resources.admit(uid, generation, run, bound=_bound(resource["metadata"]))
         self._wrote()
+        if spec.agent.template is not None and admitted.run is not None:
+            # Until now nobody could know that its pool is needed.
+            await self._implicit.ensure(resource["metadata"]["namespace"], *implicit_pool(spec.agent.template))
         if admitted.decision == "wait":
             if admitted.run is None:
                 return AGAIN_SECONDS
@@ -156,7 +162,7 @@ class AgentRuns:
             if not self._inline(namespace):
                 raise Blocked("InlineTemplateForbidden", f"runs in namespace {namespace} name a pool (spec.agent.poolRef)")
             name, pool = implicit_pool(spec.agent.template)
-            await self._store.upsert_pool(namespace, name, pool.to_json(), None)
+            await self._implicit.ensure(namespace, name, pool)
             return pool
         name = pool_name(spec)
         found = self._cache.get(AGENTPOOLS, namespace, name)

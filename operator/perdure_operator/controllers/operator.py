@@ -16,6 +16,7 @@ import structlog
 
 from perdure_operator.controllers.agentpool import AgentPools
 from perdure_operator.controllers.agentrun import AgentRuns
+from perdure_operator.controllers.implicit_pools import ImplicitPools
 from perdure_operator.controllers.pods import WorkerPods
 from perdure_operator.controllers.trigger import TriggerController
 from perdure_operator.kube.client import AGENTPOOLS, AGENTRUNS, PODS, TRIGGERS, KubeApi, Resource
@@ -77,18 +78,19 @@ class Operator:
         # A pod of another installation has no place in this one's store, and would be ended for that.
         selectors = {PODS: workers(settings.pods.installation)}
         self._informer = informer = watch(WATCHED, settings.namespaces, self._changed, selectors)
+        self._implicit = implicit = ImplicitPools(store, resources, kube, informer)
         self._projector = Projector(resources, kube, informer)
         self._fleet = fleet = Fleet(
             store, resources, kube, settings.pods, owner=self._uid_of_pool, changed=partial(self._changed, AGENTPOOLS),
         )  # fmt: skip
-        self._runs = AgentRuns(store, resources, kube, informer, inline=settings.allows_inline, wrote=self._wrote)
+        self._runs = AgentRuns(store, resources, kube, informer, implicit, inline=settings.allows_inline, wrote=self._wrote)
         self._pods = WorkerPods(store, resources, kube, informer, fleet, wrote=self._wrote)
         self._pools = AgentPools(
-            store, resources, kube, informer, fleet, settings.namespaces,
+            store, resources, kube, informer, fleet, implicit, settings.namespaces,
             changed=self._pool_changed, again=partial(self._changed, AGENTPOOLS),
         )  # fmt: skip
         self._triggers = TriggerController(
-            store, Triggers(store), kube, informer, settings.namespaces,
+            store, Triggers(store), kube, informer, implicit, settings.namespaces,
             inline=settings.allows_inline, hooks_url=settings.pods.gateway_urls[0],
         )  # fmt: skip
         self._resync = Resync(
@@ -137,8 +139,10 @@ class Operator:
         self._fleet.kick()
 
     def _uid_of_pool(self, namespace: str, name: str) -> str | None:
-        meta = (self._informer.get(AGENTPOOLS, namespace, name) or {"metadata": {}})["metadata"]
-        return None if meta.get("deletionTimestamp") else meta.get("uid")
+        found = self._informer.get(AGENTPOOLS, namespace, name)
+        if found is None:
+            return self._implicit.uid(namespace, name)
+        return None if found["metadata"].get("deletionTimestamp") else str(found["metadata"]["uid"])
 
     def _pool_changed(self, namespace: str, name: str) -> None:
         """Runs that wait for this pool to exist are looked at again."""

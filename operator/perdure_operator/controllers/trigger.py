@@ -14,6 +14,7 @@ from uuid import UUID
 
 import structlog
 
+from perdure_operator.controllers.implicit_pools import ImplicitPools
 from perdure_operator.domain.errors import Busy, InvalidInput
 from perdure_operator.kube.api.v1alpha1 import TriggerSpec, implicit_pool
 from perdure_operator.kube.client import AGENTRUNS, TRIGGERS, KubeApi
@@ -45,11 +46,12 @@ class TriggerController:
     ``hooks_url``: where the gateway is from outside, or at least from inside the cluster."""
 
     def __init__(
-        self, store: Store, triggers: Triggers, kube: KubeApi, cache: Cache, namespaces: Sequence[str], *,
+        self, store: Store, triggers: Triggers, kube: KubeApi, cache: Cache, implicit: ImplicitPools, namespaces: Sequence[str], *,
         inline: Callable[[str], bool], hooks_url: str,
     ) -> None:  # fmt: skip
         self._store, self._triggers, self._kube, self._cache, self._namespaces = store, triggers, kube, cache, namespaces
         self._events = Events(kube)
+        self._implicit = implicit
         self._inline, self._hooks_url = inline, hooks_url.rstrip("/")
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
@@ -111,8 +113,7 @@ class TriggerController:
             return
         if not self._inline(namespace):
             raise InvalidInput(f"runs in namespace {namespace} name a pool (spec.runTemplate.spec.agent.poolRef)")
-        name, pool = implicit_pool(template)
-        await self._store.upsert_pool(namespace, name, pool.to_json(), None)
+        await self._implicit.ensure(namespace, *implicit_pool(template))
 
     async def _follow(self, resource: Json, spec: TriggerSpec, row: TriggerRow | None) -> None:
         """Raises Busy when the row has changed meanwhile."""

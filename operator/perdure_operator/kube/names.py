@@ -29,6 +29,8 @@ TRIGGER_LABEL = f"{GROUP}/trigger"
 """On AgentRuns that a trigger made: its name, as ``label_value`` writes it."""
 SCHEDULED_AT_ANNOTATION = f"{GROUP}/scheduled-at"
 """On AgentRuns that a calendar made: the instant that they were due."""
+IMPLICIT_LABEL = f"{GROUP}/implicit"
+"""On AgentPools that the operator made of inline templates, and only there."""
 MANAGED_BY_LABEL, MANAGED_BY = "app.kubernetes.io/managed-by", "perdure"
 COMPONENT_LABEL, COMPONENT = "app.kubernetes.io/component", "worker"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable
 from time import monotonic
 from typing import Any, NoReturn, Protocol
 from uuid import UUID
@@ -44,6 +45,7 @@ REMEMBERED = 256
 
 class Cache(Protocol):
     def get(self, resource: Resource, namespace: str, name: str) -> Json | None: ...
+    def items(self, resource: Resource, namespace: str | None = None) -> Iterable[Json]: ...
 
 
 class Projector:

@@ -648,12 +648,17 @@ class Oracle(LedgerRules):
     def take_away(self, pod: UUID) -> None:
         if pod in self.pods:
             self.pods[pod].state = "retiring"
+            self._acquit_of(pod)
+
+    def _acquit_of(self, pod: UUID) -> None:
+        if pod in self.pods and (charged := self.pods[pod].charged) is not None:
+            self.control(Control(charged, "acquit", {"pod": str(pod)}))
 
     def gone(self, pod: UUID, reason: str, *, proven: bool = True) -> list[UUID]:
         """The pod is gone. Gives the run that lost it. ``proven``: it was seen terminated, so nothing of what it held is left."""
         lost = [run for run in self.runs.values() if run.holder == pod]
-        if taken_away(reason) and pod in self.pods and (charged := self.pods[pod].charged) is not None:
-            self.control(Control(charged, "acquit", {"pod": str(pod)}))
+        if taken_away(reason):
+            self._acquit_of(pod)
         self.pods.pop(pod, None)
         if proven:
             for run in lost:

@@ -277,7 +277,28 @@ class Resources:
     async def drop_pool(self, namespace: str, name: str) -> None:
         async with self._store.connection() as connection:
             await connection.execute("delete from perdure.pools where pool = $1", f"{namespace}/{name}")
+        await self.retire_pods_of(namespace, name)
         await self.pool_changed(namespace, name)
+
+    async def retire_pods_of(self, namespace: str, name: str) -> None:
+        """Those without a run: they are being deleted with the pool that was, and are nothing to one that takes its name."""
+        async with self._store.connection() as connection:
+            await connection.execute(
+                "update perdure.pods set state = 'retiring', since = perdure.now() where pod_id in ("
+                "select pod_id from perdure.pods where pool = $1 and state in ('starting', 'idle') order by pod_id for update)",
+                f"{namespace}/{name}",
+            )
+
+    async def pool_is_used(self, namespace: str, name: str) -> bool:
+        """Whether a run that has not ended is of this pool, which is that of an inline template."""
+        async with self._store.connection() as connection:
+            return bool(
+                await connection.fetchval(
+                    "select exists (select from perdure.runs where pool = $1 and pool like '%/inline-%' "
+                    "and state in ('Pending', 'Running', 'Suspended'))",
+                    f"{namespace}/{name}",
+                )
+            )
 
     async def pool_changed(self, namespace: str, name: str) -> None:
         """There is a pool of this name now, or none any more: the resources of runs that are queued for it say so."""

@@ -132,6 +132,14 @@ async def _nothing_to_reset(_: asyncpg.Connection) -> None:
     """Connections carry no session state (PgBouncer must work), so giving one back costs no round trip."""
 
 
+async def _acquit(connection: asyncpg.pool.PoolConnectionProxy, pods: Sequence[UUID]) -> None:
+    """Of the losses that were counted before anybody knew that these pods are being taken away."""
+    query = "select charged_run, pod_id from perdure.pods where pod_id = any ($1) and charged_run is not null"
+    if charged := await connection.fetch(query, list(pods)):
+        acquittals = [Control(row["charged_run"], "acquit", {"pod": str(row["pod_id"])}) for row in charged]
+        await batch.control(connection, acquittals, wait=True)
+
+
 class Store:
     def __init__(self, pool: asyncpg.Pool, limits: Limits = UNLIMITED) -> None:
         self._pool = pool
@@ -316,12 +324,8 @@ class Store:
         """The pod is gone: its row goes and its lease ends at once. Gives the runs that lost their worker. ``proven``: its containers were
         seen terminated, so nothing that it began can still happen."""
         async with self.connection() as connection:
-            if taken_away(reason) and (
-                charged := await connection.fetchval(
-                    "select charged_run from perdure.pods where pod_id = $1 and charged_run is not null", pod
-                )
-            ):
-                await batch.control(connection, [Control(charged, "acquit", {"pod": str(pod)})], wait=True)
+            if taken_away(reason):
+                await _acquit(connection, [pod])
             rows = await connection.fetch("select * from perdure.pod_gone($1, $2)", pod, proven)
             if rows:
                 body = {"reason": reason, "weight": weight(reason)}
@@ -337,6 +341,7 @@ class Store:
         async with self.connection() as connection:
             for pod in pods:
                 await connection.execute("select perdure.take_pod_away($1)", pod)
+            await _acquit(connection, pods)
 
     async def retire_idle(self, pool: str, count: int) -> list[UUID]:
         async with self.connection() as connection:

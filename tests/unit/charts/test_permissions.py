@@ -11,7 +11,7 @@ Rules = dict[str, str]
 
 OPERATOR: Rules = {
     "agentruns.perdure.dev": "create delete get list patch watch",
-    "agentpools.perdure.dev": "get list patch watch",
+    "agentpools.perdure.dev": "create delete get list patch watch",
     "triggers.perdure.dev": "get list patch watch",
     "agentruns/status.perdure.dev": "patch",
     "agentpools/status.perdure.dev": "patch",

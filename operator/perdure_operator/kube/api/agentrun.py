@@ -48,7 +48,7 @@ class AgentRef(Model):
     pool_ref: PoolRef | None = None
     """The pool whose pods execute the run."""
     template: PodTemplate | None = None
-    """A pod template of this run's own. Makes an implicit pool with no warm pods; policy may forbid it."""
+    """A pod template of this run's own. Makes an AgentPool with no warm pods, which goes when no run needs it; policy may forbid it."""
 
     rules = (exactly_one("pool_ref", "template"),)
 

@@ -4,3 +4,5 @@ alter table perdure.resources add column asked_at timestamptz;
 -- The run that this pod has given back because it was told to end, while nobody had said that it is being taken away: a loss was counted.
 -- Null again once it is known that nobody took it away, or with the next run that the pod gets.
 alter table perdure.pods add column charged_run uuid;
+-- Whether a pool of an inline template is needed still. Of other pools nobody asks: their runs pay nothing for it.
+create index runs_of_templates on perdure.runs (pool) where pool like '%/inline-%' and state in ('Pending', 'Running', 'Suspended');
