@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 from uuid import UUID
 
+import aiohttp
 import psutil
 from aiohttp import web
 from tests.soak.plan import Freeze
@@ -21,6 +24,7 @@ from perdure_operator.local.processes import WorkerPod
 
 LEFT_SECONDS = 110.0
 """A worker that was left to the fleet is ended by it within so long: a minute until it counts as gone, and what a stubborn process gets."""
+LOOK_SECONDS = 0.1
 AT_ONCE = 3
 """Workers that stand still at a time; more would leave none to go on with."""
 
@@ -41,8 +45,10 @@ class Freezer:
             return next((pod for pod in self._pods().values() if pod.agent.pid in family), None)
         return None
 
-    async def freeze(self, pod: WorkerPod, agent: int, freeze: Freeze, kind: str) -> None:
-        """Returns when the worker goes on, or has ended."""
+    async def freeze(
+        self, pod: WorkerPod, agent: int, freeze: Freeze, kind: str, until: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Returns when the worker goes on, or has ended. ``until``: it stands still for this, for twice as long at most."""
         if self._over.is_set() or (not freeze.kills and len(self._standing) >= 2 * AT_ONCE):
             return
         pids = {"agent": [agent], "sidecar": [pod.sidecar.pid], "both": [agent, pod.sidecar.pid]}[freeze.who]
@@ -57,24 +63,30 @@ class Freezer:
             return
         self._standing.update(still)
         try:
-            ends = asyncio.create_task(self._over.wait() if freeze.seconds is not None else self._left(pod))
-            await asyncio.wait([ends], timeout=freeze.seconds or LEFT_SECONDS)
-            if not ends.done() and freeze.seconds is None:
-                self._counts["left standing"] += 1
-            ends.cancel()
+            if freeze.seconds is None:
+                if not await self._first(LEFT_SECONDS, pod.wait()):
+                    self._counts["left standing"] += 1
+                self._counts["ended by the fleet"] += pod.agent.code is not None
+                for process in still:
+                    _quietly(process.kill)
+            elif until is None:
+                await self._first(freeze.seconds)
+            else:
+                await self._first(2 * freeze.seconds, until())
         finally:
             self._standing.difference_update(still)
             for process in still:
                 _quietly(process.resume)
 
-    async def _left(self, pod: WorkerPod) -> None:
-        over, gone = asyncio.create_task(self._over.wait()), asyncio.create_task(pod.wait())
+    async def _first(self, seconds: float, *works: Coroutine[Any, Any, object]) -> bool:
+        """Whether one of these, or the end of all freezes, comes within so long."""
+        tasks = [asyncio.create_task(work) for work in (self._over.wait(), *works)]
         try:
-            await asyncio.wait([over, gone], return_when=asyncio.FIRST_COMPLETED)
-            self._counts["ended by the fleet"] += gone.done()
+            done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            return bool(done)
         finally:
-            over.cancel()
-            gone.cancel()
+            for task in tasks:
+                task.cancel()
 
     def thaw(self) -> None:
         """All go on, and nothing stands still any more."""
@@ -87,10 +99,11 @@ def _quietly(do: Callable[[], None]) -> None:
 
 
 class Moments:
-    """``freezes``: by business identity; each is met once."""
+    """``freezes``: by business identity; each is met once. ``world``: URL of the outside world."""
 
-    def __init__(self, freezes: Mapping[str, Freeze]) -> None:
-        self._freezes = dict(freezes)
+    def __init__(self, freezes: Mapping[str, Freeze], http: aiohttp.ClientSession) -> None:
+        self._freezes, self._http = dict(freezes), http
+        self.world = ""
         self.freezer: Freezer | None = None
         self.url = ""
 
@@ -100,13 +113,23 @@ class Moments:
         if freeze is not None and self.freezer is not None:
             pod = self.freezer.pod_of(said["pid"])
             if pod is not None:
-                await self.freezer.freeze(pod, said["pid"], freeze, f"{said['moment']} an effect")
+                until = functools.partial(self._executed, said["identity"]) if said["moment"] == "before" else None
+                await self.freezer.freeze(pod, said["pid"], freeze, f"{said['moment']} an effect", until)
         return web.json_response({})
+
+    async def _executed(self, identity: str) -> None:
+        """Somebody else has done it: the worst moment for one who stands still in front of it to go on."""
+        while True:
+            async with self._http.get(f"{self.world}/executed", params={"identity": identity}) as answer:
+                if answer.status == 200:
+                    return
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 @asynccontextmanager
 async def listening(freezes: Mapping[str, Freeze]) -> AsyncIterator[Moments]:
-    moments = Moments(freezes)
+    http = aiohttp.ClientSession()
+    moments = Moments(freezes, http)
     app = web.Application()
     app.add_routes([web.post("/moments", moments.announced)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -117,3 +140,4 @@ async def listening(freezes: Mapping[str, Freeze]) -> AsyncIterator[Moments]:
         yield moments
     finally:
         await runner.cleanup()
+        await http.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.soak.journey import Action, Journey, every
 
@@ -20,7 +20,8 @@ LATE_SECONDS = 12.0
 
 @dataclass(frozen=True)
 class Options:
-    """``freeze_before_sync_query``: whether workers are frozen in front of the call of a synchronous tool whose provider can be asked."""
+    """``freeze_before_sync_query``: whether workers are frozen in front of the call of a synchronous tool whose provider can be asked.
+    Without, only sidecars are frozen at any time, for any time may be that one."""
 
     seconds: float
     seed: int
@@ -95,6 +96,8 @@ def plan(options: Options) -> Plan:
     made = Plan(options)
     share = options.share
     made.faults = sorted(_faults(chance, options.load_seconds), key=lambda fault: fault.at)
+    if not options.freeze_before_sync_query:
+        made.faults = [replace(fault, freeze=fault.freeze and replace(fault.freeze, who="sidecar")) for fault in made.faults]
     wishes = max(2, round(RUNS * share * 0.03))
     made.wishes = sorted((chance.uniform(0, options.load_seconds), _wish(n)) for n in range(wishes))
     runs, signals = wishes, 0

@@ -96,6 +96,7 @@ async def _soak(options: Options, folder: Path, say: report.Say) -> Outcome:
     with zygote() as forks:
         async with listening(made.freezes) as moments, stack(folder, forks) as on:
             with outside(world, moments.url) as url:
+                moments.world = url
                 session = _Session(on, made, moments, url, folder, counts, outage)
                 await on.pools(url, moments.url)
                 await on.triggers(suspend=False)
@@ -154,8 +155,10 @@ async def _unless_broken(work: Coroutine[Any, Any, None], *tasks: asyncio.Task[N
 
 
 async def _until_ended(on: SoakStack) -> None:
+    """A firing that waits for its trigger, which fires no more, may wait."""
     query = (
-        "select 1 from perdure.runs where finished_at is null union all select 1 from perdure.deliveries where closed_at is null limit 1"
+        "select 1 from perdure.runs where finished_at is null union all "
+        "select 1 from perdure.deliveries where closed_at is null and (state <> 'PENDING' or trigger_key <> 'default/beat') limit 1"
     )
     while True:
         if not await on.sql(query):

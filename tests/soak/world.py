@@ -26,6 +26,7 @@ class World:
     def __init__(self, log: int, soak: str, http: aiohttp.ClientSession) -> None:
         self._log, self._soak, self._http = log, soak, http
         self._by_key: dict[str, str] = {}
+        self._executed: set[str] = set()
         self._count = 0
 
     def _write(self, what: str, about: dict[str, Any]) -> None:
@@ -42,6 +43,7 @@ class World:
             self._count += 1
             ref = f"ref-{self._count}"
             self._by_key.setdefault(key, ref)
+            self._executed.add(order["identity"])
         self._write("effect", {**order, "ref": ref, "repeated": repeated})
         if order["freeze"] == "in":
             moment = {"identity": order["identity"], "moment": "in", "pid": order["pid"]}
@@ -58,6 +60,10 @@ class World:
             raise web.HTTPNotFound
         return web.json_response({"ref": ref})
 
+    async def executed(self, request: web.Request) -> web.Response:
+        """Asked by the soak itself: 200 if this was done by now."""
+        return web.Response(status=200 if request.query["identity"] in self._executed else 404)
+
     async def step(self, request: web.Request) -> web.Response:
         self._write("step", await request.json())
         return web.json_response({})
@@ -68,7 +74,10 @@ async def main(log: Path, soak: str) -> None:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120), connector=aiohttp.TCPConnector(limit=0)) as http:
         world = World(descriptor, soak, http)
         app = web.Application()
-        app.add_routes([web.post("/effects", world.carry_out), web.get("/effects/{key}", world.find), web.post("/steps", world.step)])
+        app.add_routes([
+            web.post("/effects", world.carry_out), web.get("/effects/{key}", world.find), web.get("/executed", world.executed),
+            web.post("/steps", world.step),
+        ])  # fmt: skip
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

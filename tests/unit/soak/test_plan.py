@@ -70,7 +70,13 @@ def test_what_hangs_is_cancelled() -> None:
 
 def test_the_switch_spares_synchronous_queries_their_freeze_before_the_call_and_changes_nothing_else() -> None:
     on, off = plan(Options(600, 6)), plan(Options(600, 6, freeze_before_sync_query=False))
-    assert (on.faults, on.wishes, len(on.starts)) == (off.faults, off.wishes, len(off.starts))
+    assert (on.wishes, len(on.starts), [fault.at for fault in on.faults]) == (
+        off.wishes,
+        len(off.starts),
+        [fault.at for fault in off.faults],
+    )
+    assert {fault.freeze.who for fault in on.faults if fault.freeze} == {"agent", "sidecar", "both"}
+    assert {fault.freeze.who for fault in off.faults if fault.freeze} == {"sidecar"}
     spared = set(on.freezes) - set(off.freezes)
     assert spared
     assert {identity: freeze for identity, freeze in on.freezes.items() if identity not in spared} == off.freezes
