@@ -25,8 +25,7 @@ SECONDS = 180.0
 
 @pytest.mark.timeout(420)
 async def test_nothing_is_lost_and_nothing_happens_twice() -> None:
-    """But no worker is frozen in front of the call of a synchronous tool with ``query``: nothing yet keeps it from calling later."""
     print(f"\nPERDURE_SOAK_SEED={SEED}")
-    outcome = await soak(Options(SECONDS, SEED, freeze_before_sync_query=False), lambda words: print(words, flush=True))
+    outcome = await soak(Options(SECONDS, SEED), lambda words: print(words, flush=True))
     print(outcome.table)
     assert not outcome.violations, outcome.failure

@@ -15,16 +15,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=1800, help="how long load and faults last, and what was begun then ends")
     parser.add_argument("--seed", type=int, default=None, help="gives the same plan of load and faults again; by default a random one")
-    parser.add_argument(
-        "--no-freeze-before-sync-query",
-        action="store_true",
-        help="spare synchronous tools with on_unknown=query a freeze before their call",
-    )
     given = parser.parse_args()
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
     print(f"seed {seed}", flush=True)
-    options = Options(given.seconds, seed, freeze_before_sync_query=not given.no_freeze_before_sync_query)
-    outcome = asyncio.run(soak(options, lambda words: print(words, flush=True)))
+    outcome = asyncio.run(soak(Options(given.seconds, seed), lambda words: print(words, flush=True)))
     print(outcome.table)
     if outcome.violations:
         print(outcome.failure)

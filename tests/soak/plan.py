@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tests.soak.journey import Action, Journey, every
 
@@ -20,12 +20,10 @@ LATE_SECONDS = 12.0
 
 @dataclass(frozen=True)
 class Options:
-    """``freeze_before_sync_query``: whether workers are frozen in front of the call of a synchronous tool whose provider can be asked.
-    Without, only sidecars are frozen at any time, for any time may be that one."""
+    """``seconds`` of load, faults and ends together. The same ``seed`` draws the same plan."""
 
     seconds: float
     seed: int
-    freeze_before_sync_query: bool = True
 
     @property
     def load_seconds(self) -> float:
@@ -96,8 +94,6 @@ def plan(options: Options) -> Plan:
     made = Plan(options)
     share = options.share
     made.faults = sorted(_faults(chance, options.load_seconds), key=lambda fault: fault.at)
-    if not options.freeze_before_sync_query:
-        made.faults = [replace(fault, freeze=fault.freeze and replace(fault.freeze, who="sidecar")) for fault in made.faults]
     wishes = max(2, round(RUNS * share * 0.03))
     made.wishes = sorted((chance.uniform(0, options.load_seconds), _wish(n)) for n in range(wishes))
     runs, signals = wishes, 0
@@ -202,11 +198,8 @@ class _Writer:
         action = Action("effect", part, policy=policy, sync=path.startswith("shell") or chance.random() < 0.3)
         if chance.random() < 0.2:
             moment = chance.choice(("before", "in", "after"))
-            freeze = _freeze(chance, kills=0.35)
-            known = moment == "before" and policy == "query" and action.sync
-            if not known or freeze.kills or self._made.options.freeze_before_sync_query:
-                action.freeze = moment
-                self._made.freezes[f"{path}/{part}"] = freeze
+            action.freeze = moment
+            self._made.freezes[f"{path}/{part}"] = _freeze(chance, kills=0.35)
         return action
 
     def _children(self, path: str, part: str) -> Action:

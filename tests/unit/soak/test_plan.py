@@ -68,23 +68,5 @@ def test_what_hangs_is_cancelled() -> None:
             assert any(deed.what == "cancel" for deed in start.deeds)
 
 
-def test_the_switch_spares_synchronous_queries_their_freeze_before_the_call_and_changes_nothing_else() -> None:
-    on, off = plan(Options(600, 6)), plan(Options(600, 6, freeze_before_sync_query=False))
-    assert (on.wishes, len(on.starts), [fault.at for fault in on.faults]) == (
-        off.wishes,
-        len(off.starts),
-        [fault.at for fault in off.faults],
-    )
-    assert {fault.freeze.who for fault in on.faults if fault.freeze} == {"agent", "sidecar", "both"}
-    assert {fault.freeze.who for fault in off.faults if fault.freeze} == {"sidecar"}
-    spared = set(on.freezes) - set(off.freezes)
-    assert spared
-    assert {identity: freeze for identity, freeze in on.freezes.items() if identity not in spared} == off.freezes
-    action_of = {journey.identity(action): action for journey in _journeys(on.starts) for action in journey.actions}
-    for identity in spared:
-        action = action_of[identity]
-        assert (action.sync, action.policy, action.freeze, on.freezes[identity].kills) == (True, "query", "before", False)
-
-
 def _journeys(starts: list[Start]) -> list[Journey]:
     return [journey for start in starts for journey in every(start.journey)]
