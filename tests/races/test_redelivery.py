@@ -22,6 +22,7 @@ from tests.harness.postgres import locked, waiters
 from perdure import protocol as wire
 from perdure_operator.domain.errors import Unavailable
 from perdure_operator.gateway.dispatch import Dispatcher
+from perdure_operator.store.context import LEAN
 from perdure_operator.store.store import Store
 
 
@@ -243,6 +244,7 @@ async def test_news_that_could_not_be_brought_is_news_again(store: Store) -> Non
 
     class Pod:
         held = SimpleNamespace(fence=ours.fence)
+        portion = LEAN
 
         def send(self, frame: object) -> None:
             told.set()
@@ -260,11 +262,11 @@ async def test_news_that_could_not_be_brought_is_news_again(store: Store) -> Non
         failures = 1
         news, tell_again = store.news, store.tell_again
 
-        async def payloads(self, wanted: Any) -> Any:
+        async def outcomes(self, raw: Any, portion: Any) -> Any:
             if self.failures:
                 self.failures -= 1
                 raise Unavailable("the connection is gone")
-            return await store.payloads(wanted)
+            return await store.outcomes(raw, portion)
 
     bringing = asyncio.create_task(Dispatcher(cast(Store, Interrupted()), runs.GATEWAY).run_news(cast(Any, Hub())))
     try:
