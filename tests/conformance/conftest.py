@@ -106,6 +106,14 @@ class RealBench(Bench):
         reference = {"apiGroup": ROLES.group, "kind": ROLES.kind, "name": name}
         subject = {"apiGroup": ROLES.group, "kind": "User", "name": user}
         await self.kube.create(BINDINGS, self.namespace, {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]})
+        # The authorizer reads roles from a watch of its own, which may be a moment behind.
+        main, _, sub = resource.partition("/")
+        async with asyncio.timeout(10):
+            while True:
+                asked = {"verb": verb, "group": "perdure.dev", "resource": main, "subresource": sub, "namespace": self.namespace}
+                if (await self.kube.review_access(user, ["system:authenticated"], {}, **asked)).allowed:
+                    return
+                await asyncio.sleep(0.02)
 
     async def token(self, *, audience: str, pod: Object | None = None) -> str:
         spec: Object = {"audiences": [audience], "expirationSeconds": 600}

@@ -17,8 +17,9 @@ BOOM = wire.ErrorInfo(type="Boom", message="it broke")
 
 
 async def die(cluster: Cluster, pod: FakePod) -> None:
+    """Its node is lost with it: nobody has taken it away."""
     await pod.cut()
-    await cluster.store.pod_gone(pod.id, "PodDeleted")
+    await cluster.store.pod_gone(pod.id, "NodeLost")
 
 
 # ---------------------------------------------------------------------------------------------------- retries and losses
@@ -68,7 +69,7 @@ async def test_losses_without_progress_park_the_run(cluster: Cluster) -> None:
     assert (view.reason, view.paused) == ("LossesExhausted", True)
     why = await api.call("GET", f"/runs/{run}/why")
     assert why["pausedBy"] == ["losses"]
-    assert why["message"] == "3 workers were lost without progress, the last one: PodDeleted; resume to try again"
+    assert why["message"] == "3 workers were lost without progress, the last one: NodeLost; resume to try again"
     await api.verb(run, "resume")
     pod = await cluster.holder(gateway)
     assert await pod.finish() == "Succeeded"

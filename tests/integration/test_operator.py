@@ -604,7 +604,7 @@ async def test_a_run_that_the_database_has_lost_is_not_executed_again(site: Site
         if ended:
             await runs.apply(site.store, runs.work(held, "finish", outcome="succeeded"))
             await site.phase("report", "Succeeded")
-    await site.pg.execute("truncate perdure.runs, perdure.resources, perdure.pods, perdure.leases cascade")
+    await site.pg.execute("truncate perdure.runs, perdure.events, perdure.resources, perdure.pods, perdure.leases cascade")
     async with site.operating():
 
         async def settled() -> bool:

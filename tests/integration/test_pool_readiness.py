@@ -115,7 +115,7 @@ async def test_an_agent_that_runs_and_asks_for_nothing_is_said_to(site: Site) ->
         assert "has not asked for a run" in said["message"]
 
         async def told() -> bool:
-            return (await site.get("report"))["status"].get("waitReason") == "PoolNotReady"
+            return (await site.get("report")).get("status", {}).get("waitReason") == "PoolNotReady"
 
         await site.until(told)
         # It is slow, no more: the pod was left to it, and now it asks.

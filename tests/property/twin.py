@@ -176,7 +176,7 @@ class Twin:
         status = self.wait(self.store.pod_hello(pod, pool, gateway, reuse=reuse, ready=ready, run=run, epoch=epoch))
         assert (status.status, status.run) == self.oracle.hello(pod, pool, gateway, reuse=reuse, ready=ready, believes=believes)
 
-    def idle(self, pod: UUID, gateway: str, ended: tuple[UUID, int] | None) -> None:
+    def idle(self, pod: UUID, gateway: str, ended: tuple[UUID, int] | None = None) -> None:
         assert self.wait(self.store.pod_idle(pod, gateway, ended=ended)) == self.oracle.idle(pod, gateway, ended)
 
     def gone(self, pod: UUID, reason: str, *, proven: bool = True) -> None:

@@ -283,11 +283,9 @@ class Resources:
     async def retire_pods_of(self, namespace: str, name: str) -> None:
         """Those without a run: they are being deleted with the pool that was, and are nothing to one that takes its name."""
         async with self._store.connection() as connection:
-            await connection.execute(
-                "update perdure.pods set state = 'retiring', since = perdure.now() where pod_id in ("
-                "select pod_id from perdure.pods where pool = $1 and state in ('starting', 'idle') order by pod_id for update)",
-                f"{namespace}/{name}",
-            )
+            pool = f"{namespace}/{name}"
+            pods = await connection.fetch("select pod_id from perdure.pods where pool = $1 and state in ('starting', 'idle')", pool)
+        await self.retire([row["pod_id"] for row in pods])
 
     async def pool_is_used(self, namespace: str, name: str) -> bool:
         """Whether a run that has not ended is of this pool, which is that of an inline template."""
