@@ -96,9 +96,10 @@ async def test_a_grant_that_another_took_is_not_given_again(store: Store, pg: as
     assert second["decision"] == "retry"
     assert (await lost.sent(store)).answer["decision"] == "busy"
     await runs.apply(store, end(held, second["token"], "failed"))
-    third = (await lost.sent(store)).answer
-    assert (third["decision"], third["token"] in (first["token"], second["token"])) == ("retry", False)
-    assert (await lost.sent(store)).answer == third, "the answer of the last time counts"
+    # It may come from a gateway that the pod has left: nobody would hear of a third one.
+    assert (await lost.sent(store)).answer["decision"] == "busy"
+    assert await pg.fetchval("select attempts from perdure.ledger") == 2
+    assert (await begin(held).sent(store)).answer["decision"] == "retry"
 
 
 async def test_a_resolution_that_grants_is_replayed_by_the_same_rule(store: Store, pg: asyncpg.Connection) -> None:

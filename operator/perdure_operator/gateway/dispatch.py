@@ -21,6 +21,8 @@ from perdure_operator.store.store import News, Store
 log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 0.015
+IN_VAIN_SECONDS = 0.06
+"""After a look that found runs and could grant none: a limit holds them, which takes longer to find out than that there is nothing."""
 NEWS_SECONDS = 0.05
 OUTAGE_SECONDS = 0.5
 PODS_A_CLAIM = 64
@@ -41,17 +43,21 @@ class Dispatcher:
             if idle := hub.idle_by_pool():
                 pause = POLL_SECONDS
                 try:
-                    if await self._claim(hub, idle):
+                    granted = await self._claim(hub, idle)
+                    if granted:
                         continue
+                    if granted is not None:
+                        pause = IN_VAIN_SECONDS
                 except PerdureError as error:
                     log.warning("dispatch failed", error=str(error))
                     pause = OUTAGE_SECONDS
             await self.kick.pause(pause)
 
-    async def _claim(self, hub: Hub, idle: dict[str, list[UUID]]) -> int:
+    async def _claim(self, hub: Hub, idle: dict[str, list[UUID]]) -> int | None:
+        """How many runs were granted; None: none could be."""
         pools = await self._store.runnable_pools(list(idle))
         if not pools:
-            return 0
+            return None
         grants = await self._store.dispatch(self._gateway, [pod for pool in pools for pod in idle[pool][:PODS_A_CLAIM]])
         for grant in grants:
             hub.granted(grant.run, grant.epoch, grant.pod, "dispatch")

@@ -166,7 +166,7 @@ class Fleet:
             await self._resources.bind_pod(pod_id, UUID(made["metadata"]["uid"]))
 
     async def _refused(self, pool: str, pod_id: UUID, reason: str, message: str) -> None:
-        await self._store.pod_gone(pod_id, "NotStarted")
+        await self._store.pod_gone(pod_id, "NotStarted", proven=False)
         self.failed(pool, reason, message)
 
     def failed(self, pool: str, reason: str, message: str, last_words: Sequence[str] = ()) -> None:
@@ -251,7 +251,7 @@ class Fleet:
                 namespace, name = row.pool.split("/", 1)
                 pod = await self._kube.get(PODS, namespace, pod_name(name, row.pod_id))
                 if pod is None:
-                    await self._store.pod_gone(row.pod_id, "NotStarted")
+                    await self._store.pod_gone(row.pod_id, "NotStarted", proven=False)
                 else:
                     await self._resources.bind_pod(row.pod_id, UUID(pod["metadata"]["uid"]))
 

@@ -62,9 +62,10 @@ class Reaper:
         if now - self._healthy_since < self._lease:
             metrics.REAPER_HOLDS.labels("own-gap").inc()
             return 0
-        if unusual(silent[0].silent, silent[0].live) and max(s.silent_seconds for s in silent) < self._lease * LONGEST_HOLD_LEASES:
+        live, in_all = await self._store.lease_silence(self._lease)
+        if unusual(in_all, live) and max(s.silent_seconds for s in silent) < self._lease * LONGEST_HOLD_LEASES:
             metrics.REAPER_HOLDS.labels("unusual-share").inc()
-            log.error("unusually many leases are silent at once: holding", silent=silent[0].silent, live=silent[0].live)
+            log.error("unusually many leases are silent at once: holding", silent=in_all, live=live)
             return 0
         return sum(await asyncio.gather(*(self._expire(lease) for lease in silent)))
 

@@ -96,9 +96,13 @@ class Oracle(LedgerRules):
         run = self.runs.get(op.run)
         if run is None:
             return Outcome(errors.RunNotFound.code, {})
-        if op.request in run.requests and self._still_answered(run, op):
-            code, answer = run.requests[op.request]
-            return Outcome(code, answer, state=run.state)
+        if op.request in run.requests:
+            if self._still_answered(run, op):
+                code, answer = run.requests[op.request]
+                return Outcome(code, answer, state=run.state)
+            if op.fence == run.fence and (entry := run.ledger[run.requests[op.request][1]["key"]]).state != "SUCCEEDED":
+                # What it was granted is over, and nobody might hear of another one.
+                return Outcome("ok", self._decision(entry, "busy", 0.2), state=run.state)
         code, before, holds = "ok", len(run.log), op.fence is not None and op.fence == run.fence
         calls = [entry for entry in run.ledger.values() if entry.state == "RUNNING"]
         untouched = deepcopy(vars(run)) if calls and op.kind in ("wait", "suspend") else {}
@@ -450,7 +454,7 @@ class Oracle(LedgerRules):
                 pod, counts = self.pods.get(run.holder) if run.holder else None, not self._taken_away(run)
                 self._lost(run, "Terminated", counts=counts)
                 if pod is not None and counts:
-                    pod.charged = run.id
+                    pod.charged, pod.charged_seq = run.id, run.loss_seq
             case "retry" if error == "AgentDisconnected" and self._taken_away(run):
                 self._lost(run, "Terminated", counts=False)
             case "retry" | "stalled" as outcome:
@@ -493,7 +497,7 @@ class Oracle(LedgerRules):
         if pod is None or pod.charged != run.id:
             return {"acquitted": False}
         pod.charged = None
-        if run.state.terminal:
+        if run.state.terminal or pod.charged_seq != run.loss_seq:
             return {"acquitted": False}
         run.losses = max(0, run.losses - 1)
         if run.state is State.SUSPENDED and run.paused and run.reason == "LossesExhausted":
@@ -524,7 +528,8 @@ class Oracle(LedgerRules):
         if verb == "cancel" and not run.cancel_requested:
             self._request_cancel(run)
             run.record("run.cancel_requested")
-        elif verb != "cancel" and run.paused != (verb == "pause"):
+        elif verb != "cancel" and (run.paused != (verb == "pause") or (verb == "pause" and run.reason == "LossesExhausted")):
+            run.reason = "Paused" if run.paused and verb == "pause" else run.reason
             run.paused = verb == "pause"
             run.losses = run.losses if run.paused else 0
             run.record(f"run.{verb}_requested")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from hashlib import md5
 from typing import Any
 from uuid import UUID
 
@@ -29,11 +28,8 @@ class LedgerRules:
 
     def _grant_execution(self, run: Run, entry: LedgerEntry, body: dict[str, Any], after: float) -> None:
         """A new token. The executor can act from ``after`` on until the tool's timeout and the lease have passed."""
-        token, used = str(body["token"]), {entry.token, *entry.past_tokens}
-        if token in used:
-            token = str(UUID(md5(f"{token}{entry.attempts}".encode(), usedforsecurity=False).hexdigest()))
-        entry.past_tokens = used
-        entry.token, entry.state, entry.attempts = token, "RUNNING", entry.attempts + 1
+        entry.past_tokens.add(entry.token)
+        entry.token, entry.state, entry.attempts = str(body["token"]), "RUNNING", entry.attempts + 1
         before, entry.epoch = entry.epoch, run.epoch
         entry.holder, entry.executor_ended, entry.error, entry.absent, entry.asked = run.holder, False, None, False, False
         self._forget_executor(run, before)

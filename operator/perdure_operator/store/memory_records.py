@@ -106,6 +106,7 @@ class Pod:
     gateway: str = ""
     run: UUID | None = None
     charged: UUID | None = None
+    charged_seq: int = 0
 
 
 @dataclass

@@ -102,14 +102,13 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class SilentLease:
-    """``live`` and ``silent`` count all leases of the store: how many there are, and how many of them are silent."""
+    """``live``: how many leases there are in all."""
 
     run: UUID
     epoch: int
     pod: UUID
     silent_seconds: float
     live: int
-    silent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +434,14 @@ class Store:
     async def silent_leases(self, lease_seconds: float) -> list[SilentLease]:
         async with self.connection() as connection:
             rows = await connection.fetch("select * from perdure.silent_leases($1)", lease_seconds)
-        return [SilentLease(*row.values()) for row in rows]
+        return [SilentLease(row["run_id"], row["epoch"], row["holder"], row["silent_seconds"], row["live"]) for row in rows]
+
+    async def lease_silence(self, lease_seconds: float) -> tuple[int, int]:
+        """How many leases there are, and how many of them are silent."""
+        async with self.connection() as connection:
+            row = await connection.fetchrow("select * from perdure.lease_silence($1)", lease_seconds)
+        assert row is not None
+        return row["live"], row["silent"]
 
     # ------------------------------------------------------------------------------------------------------------ reads
 

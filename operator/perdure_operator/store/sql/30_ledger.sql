@@ -48,9 +48,7 @@ declare
   v_before int := l.epoch;
 begin
   update perdure.ledger set attempts = attempts + 1, past_tokens = past_tokens || token, state = 'RUNNING',
-    -- A request that is looked at anew may bring the token that it was granted before: no token stands for two executions.
-    token = case when (p_body ->> 'token')::uuid = any (past_tokens || token) then md5((p_body ->> 'token') || attempts)::uuid
-                 else (p_body ->> 'token')::uuid end,
+    token = (p_body ->> 'token')::uuid,
     policy = l.policy, timeout_seconds = l.timeout_seconds, max_retries = l.max_retries, epoch = r.epoch, holder = r.holder,
     executor_ended = false, error = null, absent_at = null, asked_at = null,
     -- The call starts after the backoff.

@@ -63,7 +63,8 @@ end $$;
 create or replace function perdure.grant_directly(r perdure.runs, p_pods uuid[], p_gateway text, p_now timestamptz)
 returns perdure.runs language plpgsql as $$
 begin
-  if exists (select 1 from perdure.runs q where q.pool = r.pool and q.state = 'Pending' and q.runnable_at <= p_now and q.run_id <> r.run_id) then
+  if exists (select 1 from perdure.runs q
+             where q.pool || '' = r.pool and q.state = 'Pending' and q.runnable_at <= p_now and q.run_id <> r.run_id) then
     return r;
   end if;
   return perdure.grant(r, p_pods, p_gateway, p_now);
@@ -117,7 +118,7 @@ declare
   v_now timestamptz := perdure.now();
 begin
   return query select p from unnest(p_pools) p
-    where exists (select 1 from perdure.runs q where q.pool = p and q.state = 'Pending' and q.runnable_at <= v_now);
+    where exists (select 1 from perdure.runs q where q.pool || '' = p and q.state = 'Pending' and q.runnable_at <= v_now); -- runs_due
 end $$;
 
 -- Claims runnable runs for the idle pods of one gateway.
@@ -267,6 +268,8 @@ returns void language sql as $$
   where (x.run_id, x.epoch) in (
     select e.run_id, e.epoch from perdure.executors e
     where e.pod_id = p_pod and e.gone_at is null and (p_run is null or e.run_id = p_run and e.epoch = p_epoch)
+      -- Under a lease that is live the pod may begin more: that its processes have ended is proven when it is over.
+      and (p_proof = 'pod-ended' or not exists (select 1 from perdure.leases l where l.run_id = e.run_id and l.epoch = e.epoch))
     order by e.run_id, e.epoch for update skip locked)
 $$;
 

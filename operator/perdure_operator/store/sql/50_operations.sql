@@ -143,7 +143,7 @@ begin
       r := perdure.worker_lost(r, 'Terminated', v_counts, p_now);
       if v_counts then
         -- It may turn out that somebody did take the pod away, and only his word was late (op_acquit).
-        update perdure.pods set charged_run = r.run_id where pod_id = v_pod;
+        update perdure.pods set charged_run = r.run_id, charged_seq = r.loss_seq where pod_id = v_pod;
       end if;
     when 'stalled' then
       r := perdure.attempt_failed(r, 'Stalled', v_message, p_now);
@@ -200,7 +200,10 @@ begin
     r.cancel_requested := true;
     r.cancel_due_at := perdure.cancel_due(r, p_now);
     r := perdure.log(r, 'run.cancel_requested', p_body, p_now);
-  elsif p_verb = 'pause' and not r.paused then
+  elsif p_verb = 'pause' and (not r.paused or r.reason = 'LossesExhausted') then
+    if r.paused then -- by its losses: from now on it is a person who holds it
+      r.reason := 'Paused';
+    end if;
     r.paused := true;
     r := perdure.log(r, 'run.pause_requested', p_body, p_now);
     perform perdure.show(r);
@@ -287,9 +290,12 @@ end $$;
 -- Somebody took the pod away that had given this run back: the loss that was counted is none. A run that was parked for it goes on. The
 -- charge goes in the same commit, so to say it twice changes nothing.
 create or replace function perdure.op_acquit(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
+declare
+  v_seq bigint;
 begin
-  update perdure.pods set charged_run = null where pod_id = (p_body ->> 'pod')::uuid and charged_run = r.run_id;
-  if not found or perdure.terminal(r.state) then
+  update perdure.pods set charged_run = null where pod_id = (p_body ->> 'pod')::uuid and charged_run = r.run_id returning charged_seq into v_seq;
+  -- Of an earlier series it says nothing: there has been progress since, and other workers were lost after that.
+  if not found or perdure.terminal(r.state) or v_seq is distinct from r.loss_seq then
     return (r, jsonb_build_object('acquitted', false))::perdure.op_result;
   end if;
   r.losses := greatest(r.losses - 1, 0);

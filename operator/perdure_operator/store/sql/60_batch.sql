@@ -175,6 +175,7 @@ declare
   v_fenced boolean;
   v_old perdure.requests;
   v_known boolean;
+  l perdure.ledger;
   v_result perdure.op_result;
 begin
   for i in 1 .. cardinality(p_run) loop
@@ -191,8 +192,18 @@ begin
     select q.* into v_old from perdure.requests q where q.run_id = p_run[i] and q.request_id = p_req[i];
     v_known := found;
     if v_known and p_kind[i] in ('activity.begin', 'activity.resolve') then
-      -- What was granted once may have been granted to another since: to whom the lease is gone no execution is granted again.
+      -- What was granted once may have been granted to another since: to whom the lease is gone no execution is granted again. Nor to whoever
+      -- still has it, once that execution is over: the same request may come from a gateway that its pod has left, and nobody would hear.
       v_known := v_fenced and perdure.still_granted(r, v_old.answer, p_body[i], v_now);
+      if v_fenced and not v_known then
+        select q.* into l from perdure.ledger q where q.run_id = r.run_id and q.key = v_old.answer ->> 'key';
+        if l.state <> 'SUCCEEDED' then
+          answer := perdure.ledger_answer(l, 'busy', 'what this request was granted is over: ask with a new one', 0.2);
+          state := r.state;
+          return next;
+          continue;
+        end if;
+      end if;
     end if;
     if v_known then
       code := v_old.code; answer := v_old.answer; state := r.state;
@@ -262,9 +273,7 @@ begin
       -- Also of what changed nothing: the same request, late, would find a run that has gone on since, and change that. Not of calls of tools
       -- that changed nothing: these are looked at anew each time, and their receipts would be stored twice.
       if p_req[i] is not null and (r.last_seq > v_before.last_seq or p_kind[i] not in ('activity.begin', 'activity.resolve', 'activity.end')) then
-        insert into perdure.requests (run_id, request_id, code, answer, at) values (r.run_id, p_req[i], code, answer, v_now)
-        on conflict on constraint requests_pkey
-          do update set code = excluded.code, answer = excluded.answer, at = excluded.at; -- a grant that was looked at anew
+        insert into perdure.requests (run_id, request_id, code, answer, at) values (r.run_id, p_req[i], code, answer, v_now);
       end if;
     exception when sqlstate 'PD001' then
       code := sqlerrm;

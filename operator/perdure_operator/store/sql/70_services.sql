@@ -15,18 +15,23 @@ end $$;
 create or replace function perdure.unapplied_runs(p_limit int) returns table (run_id uuid) language sql as
 $$ select distinct w.run_id from (select u.run_id from perdure.wakeups u where u.seq is null limit p_limit * 20) w limit p_limit $$;
 
--- Leases whose last beat is older than the lease: the oldest thousand, and with each of them how many there are, silent ones and in all (R6).
--- The counts stand apart from the list: its end says nothing of how many are silent.
+-- Leases whose last beat is older than the lease: the oldest thousand. (What it gives is read by position by the version before.)
 create or replace function perdure.silent_leases(p_lease_seconds double precision)
-returns table (run_id uuid, epoch int, holder uuid, silent_seconds double precision, live bigint, silent bigint) language plpgsql as $$
+returns table (run_id uuid, epoch int, holder uuid, silent_seconds double precision, live bigint) language plpgsql as $$
 declare
   v_now timestamptz := perdure.now();
-  v_until timestamptz := v_now - p_lease_seconds * interval '1 second';
 begin
   return query
-  select l.run_id, l.epoch, l.holder, extract(epoch from v_now - l.beat_at)::double precision, n.live, n.silent
-  from perdure.leases l, (select count(*) as live, count(*) filter (where x.beat_at <= v_until) as silent from perdure.leases x) n
-  where l.beat_at <= v_until order by l.beat_at limit 1000;
+  select l.run_id, l.epoch, l.holder, extract(epoch from v_now - l.beat_at)::double precision, (select count(*) from perdure.leases)
+  from perdure.leases l where l.beat_at <= v_now - p_lease_seconds * interval '1 second' order by l.beat_at limit 1000;
+end $$;
+
+-- How many leases there are, and how many of them are silent (R6). Apart from the list: its end says nothing of how many there are.
+create or replace function perdure.lease_silence(p_lease_seconds double precision) returns table (live bigint, silent bigint) language plpgsql as $$
+declare
+  v_until timestamptz := perdure.now() - p_lease_seconds * interval '1 second';
+begin
+  return query select count(*), count(*) filter (where l.beat_at <= v_until) from perdure.leases l;
 end $$;
 
 -- Net below the wakes (W2): suspended runs with a decided or decidable wait that nobody woke. Each is counted as a bug.
@@ -72,7 +77,7 @@ begin
     from perdure.pods d where p_pool is null or d.pool = p_pool group by d.pool
   )
   select p.pool, case when p_since is null or p.updated_at > p_since then p.spec end,
-    (select count(*) from (select 1 from perdure.runs r where r.pool = p.pool and r.state = 'Pending' and r.runnable_at <= v_now limit p_most) q),
+    (select count(*) from (select 1 from perdure.runs r where r.pool || '' = p.pool and r.state = 'Pending' and r.runnable_at <= v_now limit p_most) q),
     coalesce(d.idle, 0), coalesce(d.starting, 0), coalesce(d.leased, 0), coalesce(d.retiring, '{}'), p.trouble, coalesce(d.lost, '{}'),
     p.updated_at
   from perdure.pools p left join pods d using (pool) where p_pool is null or p.pool = p_pool order by p.pool;
@@ -126,7 +131,9 @@ create or replace function perdure.pod_gone(p_pod uuid, p_proven boolean default
 declare
   v_now timestamptz := perdure.now();
 begin
-  -- A batch that is just ending its lease is waited for here, so that what it leaves UNKNOWN is seen below.
+  -- The run first, as everybody who changes what belongs to it: a batch of its that is under way is waited for here, so that what it leaves
+  -- UNKNOWN is seen below, and nothing of it can be waited for later, with the lease in hand.
+  perform 1 from perdure.runs q where q.run_id = (select l.run_id from perdure.leases l where l.holder = p_pod) for no key update;
   perform 1 from perdure.leases l where l.holder = p_pod for update;
   update perdure.pods set state = 'retiring', run_id = null, since = v_now where pod_id = p_pod;
   delete from perdure.pods where pod_id = p_pod and state = 'retiring';
