@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -161,3 +161,22 @@ async def test_all_leases_are_told_again_while_a_batch_has_news_for_them(store: 
     for n in range(60):
         signals = [runs.signal(h.run, "s", str(n)) for h in sorted(held, key=lambda h: h.run, reverse=True)]
         await asyncio.gather(store.control(signals, wait=True), store.tell_again(runs.GATEWAY))
+
+
+async def test_a_pod_ends_while_a_batch_leaves_its_call_unknown_and_gives_the_run_back(store: Store) -> None:
+    """Both write that the call's executor is lost, and both need the lease."""
+    call = {"key": "k", "tool": "pay", "effect": "external", "policy": "query", "fingerprint": "f", "occurrence": 0, "step": None}
+    call |= {"timeoutSeconds": 5.0, "leaseSeconds": 15.0, "maxRetries": 3}
+    for n in range(60):
+        held = await runs.running(store)
+        begun = await runs.apply(store, runs.work(held, "activity.begin", payload=b"{}", token=str(uuid4()), **call))
+        batch = [runs.work(held, "activity.end", payload=b"null", key="k", token=begun.answer["token"], state="unknown", stillRunning=True)]
+        batch += [runs.work(held, "event", kind="x", expectedSeq=None) for _ in range(12)]
+        batch += [runs.work(held, "finish", outcome="failed", error={"type": "X", "message": ""})]
+
+        async def ends(pod: UUID, delay: float) -> None:
+            await asyncio.sleep(delay)
+            await store.pod_gone(pod, "PodDeleted")
+
+        await asyncio.gather(store.control(batch, wait=True), ends(held.fence.holder, 0.0005 * (n % 12)))
+        await store.control([runs.verb(held.run, "cancel")], wait=True)
