@@ -57,9 +57,38 @@ async def test_a_request_that_changed_nothing_gets_the_same_answer_late(store: S
     other.body["abandoned"] = [{"key": "w1", "seconds": 1.0}]
     await runs.apply(store, other)
     again = await runs.apply(store, late)
-    assert (again.code, again.answer, again.state) == ("ok", first.answer, "Running")
+    assert (again.code, again.answer["status"], again.state) == ("ok", "done", "Running")
     assert await pg.fetchval("select bound_key from perdure.wakeups") is None
     assert await pg.fetchval("select state from perdure.waits where key = 'w1'") == "closed"
+
+
+async def test_a_wait_that_is_asked_for_again_and_again_keeps_its_outcome_once(store: Store, pg: asyncpg.Connection) -> None:
+    held = await runs.running(store)
+    await runs.apply(store, runs.wait_for(held, "w", runs.on_signal("a"), suspend=False))
+    await runs.apply(store, runs.signal(held.run, "a", "1", b'"' + b"x" * 900 + b'"'))
+    asked = [runs.wait_for(held, "w", runs.on_signal("a")) for _ in range(20)]
+    first = [(await runs.apply(store, request)).answer for request in asked]
+    assert [(await runs.apply(store, request)).answer for request in asked] == first
+    assert first[0]["outcomes"]["w"]["fired"][0]["payload"]
+    assert await pg.fetchval("select max(length(answer::text)) from perdure.requests where answer ? 'decided'") < 100
+
+
+async def test_a_lease_that_was_granted_at_a_gateway_which_its_pod_has_left_tells_its_news_at_the_new_one(
+    store: Store, pg: asyncpg.Connection, database: str
+) -> None:
+    """The grant is being committed there while the pod says hello here, and waits for its own row."""
+    run = await runs.pending(store)
+    pod = await runs.idle_pod(store, gateway="left")
+    other = await asyncpg.connect(database)
+    transaction = other.transaction()
+    await transaction.start()
+    await other.execute("select * from perdure.dispatch('left', $1)", [pod])
+    hello = asyncio.create_task(store.pod_hello(pod, "default/p", "new", reuse=False, nth=2))
+    await waiters(database, 1)
+    await transaction.commit()
+    await other.close()
+    assert (await hello).run == run
+    assert [news.run for news in await store.news("new")] == [run]
 
 
 async def test_a_late_resume_does_not_end_a_pause_that_came_after_it(store: Store) -> None:

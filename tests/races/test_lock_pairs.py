@@ -203,7 +203,7 @@ WIDE: dict[str, Callable[[Scene], Awaitable[None]]] = {
     "pool_changed": Scene.pool_changed, "executors_gone": Scene.processes_ended,
 }  # fmt: skip
 ONE = {
-    "renew", "pod_idle", "take_pod_away", "retire_pod", "tell_trouble", "lead", "fail_delivery",
+    "renew", "lease_moves", "pod_idle", "take_pod_away", "retire_pod", "tell_trouble", "lead", "fail_delivery",
     # Without a function: the row that they name.
     "insert into pods", "insert into pools", "insert into migrations", "update resources", "update pods", "update leaders",
     "update deliveries", "delete from pools",

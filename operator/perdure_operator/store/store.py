@@ -289,6 +289,8 @@ class Store:
             [row] = await connection.fetch(
                 "select * from perdure.pod_hello($1, $2, $3, $4, $5, $6, $7, $8)", pod, pool, gateway, reuse, ready, nth, run, epoch
             )
+            if row["status"] == "leased":
+                await connection.execute("select perdure.lease_moves($1, $2, $3)", pod, gateway, nth)
         status = row["status"] if row["status"] in ("leased", "starting", "idle", "lost", "superseded") else "retire"
         return PodStatus(status, row["run_id"], row["epoch"])
 

@@ -244,7 +244,7 @@ begin
   select l.* into v_lease from perdure.leases l where l.holder = p_pod;
   if found then
     update perdure.pods set gateway = p_gateway, reuse = p_reuse, seen_at = v_now where pod_id = p_pod;
-    return query select 'leased', v_lease.run_id, v_lease.epoch; -- the row of the lease follows with the first beat
+    return query select 'leased', v_lease.run_id, v_lease.epoch; -- the row of the lease follows: lease_moves
   elsif v_pod.pool <> p_pool or v_pod.state = 'retiring' then
     return query select 'retire', null::uuid, null::int;
   elsif p_run is not null then
@@ -259,6 +259,14 @@ begin
     return query select v_pod.state, null::uuid, null::int;
   end if;
 end $$;
+
+-- A lease that its pod was granted at a gateway which it has left: news of it belong to the one where it is. One row, by itself: whoever holds
+-- the pod's row must not wait for the lease.
+create or replace function perdure.lease_moves(p_pod uuid, p_gateway text, p_connection bigint) returns void language sql as $$
+  update perdure.leases set gateway = p_gateway, poke = poke + 1
+  where holder = p_pod and gateway <> p_gateway
+    and exists (select 1 from perdure.pods p where p.pod_id = p_pod and p.gateway = p_gateway and p.connection = p_connection)
+$$;
 
 -- It is proven that nothing is left of all leases that this pod has held, or of this one. A row that somebody else has locked is being
 -- deleted, or proven by another's word, and who is at it may wait for a pod or a lease that is locked here: it is left alone.

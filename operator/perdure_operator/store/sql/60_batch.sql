@@ -207,6 +207,12 @@ begin
     end if;
     if v_known then
       code := v_old.code; answer := v_old.answer; state := r.state;
+      if answer ? 'decided' then
+        answer := jsonb_build_object('status', 'done', 'outcomes', (
+          select coalesce(jsonb_object_agg(j.key, perdure.outcome(j.run_id, j.key)), '{}') from perdure.journal j
+          where j.run_id = r.run_id and j.key in (select jsonb_array_elements_text(v_old.answer -> 'decided'))
+            and j.state in ('satisfied', 'timed_out')));
+      end if;
       return next;
       continue;
     end if;
@@ -273,7 +279,10 @@ begin
       -- Also of what changed nothing: the same request, late, would find a run that has gone on since, and change that. Not of calls of tools
       -- that changed nothing: these are looked at anew each time, and their receipts would be stored twice.
       if p_req[i] is not null and (r.last_seq > v_before.last_seq or p_kind[i] not in ('activity.begin', 'activity.resolve', 'activity.end')) then
-        insert into perdure.requests (run_id, request_id, code, answer, at) values (r.run_id, p_req[i], code, answer, v_now);
+        -- An outcome is in the journal already: of a wait that was decided before, only its key is kept.
+        insert into perdure.requests (run_id, request_id, code, answer, at)
+        values (r.run_id, p_req[i], code, case when r.last_seq = v_before.last_seq and answer ->> 'status' = 'done'
+          then jsonb_build_object('decided', (select jsonb_agg(k) from jsonb_object_keys(answer -> 'outcomes') k)) else answer end, v_now);
       end if;
     exception when sqlstate 'PD001' then
       code := sqlerrm;
