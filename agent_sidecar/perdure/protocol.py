@@ -183,7 +183,8 @@ class ActivityBegin(Body, tag="activity.begin", tag_field="op", kw_only=True):
 
 class ActivityDecision(Body, kw_only=True):
     """``execute``: call the tool now, with ``key`` as its idempotency key, and close ``token``. ``retry``: the same, an earlier attempt
-    was proven not executed; wait ``retryAfterSeconds`` first. ``receipt``: it has happened, here is the response. ``busy``: another
+    was proven not executed; wait ``retryAfterSeconds`` first. ``receipt``: it has happened, here is the response; with ``error`` there
+    is none, for that reason. ``busy``: another
     call under this key is open. ``unknown``: nobody knows whether it happened; follow ``policy`` (``query``: ask the provider by key,
     then ``activity.resolve``; with ``retryAfterSeconds`` set the old executor may still act: begin again after it; ``ask``, which also is
     the answer where nothing proves that the old executor is gone: wait for
@@ -206,7 +207,8 @@ class ActivityDecision(Body, kw_only=True):
 class ActivityEnd(Body, tag="activity.end", tag_field="op", kw_only=True):
     """Closes an execution token. ``failed`` means *proven not executed*; anything else that is not a success is ``unknown``.
     Accepted under an old epoch as evidence. ``stillRunning``: it was given up, and what was begun may still act; until it
-    cannot any more no other execution is granted. Answer: :class:`ActivityRecorded`."""
+    cannot any more no other execution is granted. ``error`` of a success: why there is no ``response``; it is given with the receipt.
+    Answer: :class:`ActivityRecorded`."""
 
     key: Key
     token: str

@@ -206,8 +206,10 @@ class StoreAgainstOracle(RuleBasedStateMachine):
     def step(self, n: int, how: str, keys: tuple[int, ...], state: str, pieces: tuple[str, ...]) -> None:
         run = self.worker(n)
         self.tick()
+        error = None if state == "succeeded" else '{"type": "E", "message": "m"}'
+        fence = self.fence(run, how)
         steps = [
-            JournalStep(run.id, self.fence(run, how), self.mint(), f"step:s#{key}", "s", state, b"1", slices=slices(pieces)) for key in keys
+            JournalStep(run.id, fence, self.mint(), f"step:s#{key}", "s", state, b"1", error=error, slices=slices(pieces)) for key in keys
         ]
         self.twin.journal(steps)
         self.sent += steps

@@ -7,7 +7,6 @@ a person. A token is closed as FAILED only when it is proven that nothing happen
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import itertools
 import logging
@@ -36,6 +35,8 @@ _PROOF_SECONDS: Final = 2.0
 _START_SECONDS: Final = 5.0
 """How old a grant may be when the call begins. One that is older was slept over, and the lease may have gone to another meanwhile."""
 _HARMLESS: Final = ("local", "read_only")
+_MAX_REFERENCE: Final = 1000
+"""Characters of a provider's reference, as the protocol bounds them."""
 _ANSWER: Final[Codec[protocol.PersonAnswer]] = codec_of(protocol.PersonAnswer)
 _log = logging.getLogger("perdure")
 
@@ -140,14 +141,11 @@ class ToolCall(Generic[R]):
                 start = await self._start_until(decision)
                 began = True
                 value = await self._run_body(decision.key, end, start)
-                end.state = "succeeded"
-                end.provider_ref = self._options.provider_ref(value) if self._options.provider_ref else None
-                end.response = msgspec.Raw(encode(value, f"result of tool {self._options.name}"))
+                error = self._happened(end, value)
             except BaseException as caught:  # noqa: BLE001  # the token is closed whatever ended the call
                 error = caught
-                if end.state != "succeeded":
-                    end.state = self._proven(caught, decision) if began else "failed"
-                    end.error = errors.describe(caught)
+                end.state = self._proven(caught, decision) if began else "failed"
+                end.error = errors.describe(caught)
             await self._close(end)
         if self._execution.over:
             await self._execution.park()
@@ -159,6 +157,35 @@ class ToolCall(Generic[R]):
             raise error
         self._error = error
         return await self._begin()
+
+    def _happened(self, end: ActivityEnd, value: Any) -> errors.PerdureError | None:
+        """Fills in the receipt of a call that has returned. If its result cannot be stored, the error is returned and stands in the receipt
+        instead of it, so that every replay of the call raises it too."""
+        end.state = "succeeded"
+        unstored: errors.PerdureError | None = None
+        try:
+            end.response = msgspec.Raw(encode(value, f"result of tool {self._options.name}"))
+        except errors.PerdureError as error:
+            unstored = error
+        except Exception as error:  # noqa: BLE001  # a result's own code, which says how it is encoded, may raise anything
+            unstored = errors.NotEncodable(f"result of tool {self._options.name}: {errors.describe(error).message}")
+            unstored.__cause__ = error
+        if unstored is not None:
+            end.error = errors.describe(unstored)
+        try:
+            end.provider_ref = self._reference(value)
+        except Exception as error:  # noqa: BLE001  # without its reference the receipt is good still, and the effect did happen
+            said = errors.describe(error)
+            data: dict[str, object] = {"tool": self._options.name, "key": end.key, "error": f"{said.type}: {said.message[:2000]}"}
+            self._execution.notice("ProviderRefFailed", data)
+        return unstored
+
+    def _reference(self, value: Any) -> str | None:
+        """What ``provider_ref`` makes of a result. Raises what that raises, and ValueError for what is no reference."""
+        found: object = self._options.provider_ref(value) if self._options.provider_ref else None
+        if found is not None and (not isinstance(found, str) or len(found) > _MAX_REFERENCE):
+            raise ValueError(f"provider_ref must return a text of at most {_MAX_REFERENCE} characters or None, not {found!r:.100}")
+        return found
 
     async def _start_until(self, decision: ActivityDecision) -> float:
         """Until when the call may begin. A grant that was heard late, because somebody did not answer or because this process stood still,
@@ -234,14 +261,12 @@ class ToolCall(Generic[R]):
         if (error := done.exception()) is not None:
             late.error = errors.describe(error)
         else:
-            late.state = "succeeded"
-            with contextlib.suppress(errors.PerdureError):
-                late.response = msgspec.Raw(encode(done.result()))
+            self._happened(late, done.result())
         self._execution.background(self._close(late))
 
     async def _close(self, end: ActivityEnd) -> None:
         """Every token is closed, after a lost lease too: then the receipt is evidence. What cannot be stored with it is left out, slices
-        first, and a response that was left out is raised as Refused: that the effect happened is recorded all the same."""
+        first, and a response that was left out is raised as Refused: that the effect happened is recorded all the same, with that error."""
         if not self._execution.over:
             try:
                 end.slices = self._execution.session.take()
@@ -252,7 +277,7 @@ class ToolCall(Generic[R]):
             end.slices = []
             refusal = await self._sent(end)
         if refusal is not None and end.state == "succeeded":
-            end.response = protocol.NULL
+            end.response, end.error = protocol.NULL, ErrorInfo(type=refusal.problem_code, message=str(refusal)[:2000], retryable=False)
             await self._sent(end)
         if refusal is not None and not self._execution.over:
             raise refusal
@@ -399,6 +424,8 @@ class ToolCall(Generic[R]):
                 await self._execution.pause(seconds)
 
     def _replayed(self, decision: ActivityDecision) -> Receipt[R]:
+        if decision.error is not None:
+            raise self._unstored(decision.error)
         data = protocol.NULL if decision.response is msgspec.UNSET else decision.response
         try:
             value = self._signature.result.decode(data)
@@ -407,6 +434,24 @@ class ToolCall(Generic[R]):
                 f"the receipt of tool {self._options.name} is no {self._signature.result.type}: {error}; deploy code that can read it"
             ) from error
         return self._made(value, decision.key, replayed=True, provider_ref=decision.provider_ref, message=decision.message)
+
+    def _unstored(self, error: ErrorInfo) -> errors.PerdureError:
+        """Of a receipt without its result: the kind of error that the call itself has raised."""
+        message = f"the effect of tool {self._options.name} happened, and its result could not be stored: {error.message}"
+        for kind in (errors.PayloadTooLarge, errors.NotEncodable):
+            if error.type == kind.code:
+                return kind(message)
+        action = "return less, or store the result elsewhere and return a reference; a second effect takes another occurrence"
+        return errors.Refused(
+            protocol.Problem(
+                type=f"urn:perdure:{error.type}",
+                title="The result of a call could not be stored",
+                status=409,
+                detail=message,
+                retryable=False,
+                action=action,
+            )
+        )
 
     def _made(self, value: Any, key: str, **about: Any) -> Receipt[R]:
         return Receipt(value, key, **about)

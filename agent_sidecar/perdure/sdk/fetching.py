@@ -7,6 +7,8 @@ then.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Raw
@@ -27,6 +29,7 @@ class Fetching:
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
         self._outputs: dict[str, Raw] = {}
+        self._marked: dict[str, list[tuple[int, str]]] = {}
 
     async def all_that_must_be_there(self) -> None:
         """The rest of the journal's index and of the session. Raises Refused."""
@@ -57,11 +60,7 @@ class Fetching:
             return entry
         output = self._outputs.pop(entry.key, None)
         if output is None:
-            following = sorted(
-                (other for other in self._execution.journal.values() if other.fetch and other.kind == entry.kind and other.seq > entry.seq),
-                key=lambda other: other.seq,
-            )
-            keys = [entry.key, *(other.key for other in following[: AHEAD - 1])]
+            keys = [entry.key, *self._following(entry)]
             try:
                 values = await self._values(Fetch(keys=keys))
             except Refused as refusal:
@@ -72,6 +71,15 @@ class Fetching:
             self._outputs = dict(zip(keys, values, strict=False))
             output = self._outputs.pop(entry.key)
         return replace(entry, output=output, fetch=False)
+
+    def _following(self, entry: JournalEntry) -> list[str]:
+        """Those that a redo will meet next. The index is complete before the first entry is met, and no marked one comes later."""
+        if entry.kind not in self._marked:
+            entries = self._execution.journal.values()
+            self._marked[entry.kind] = sorted((other.seq, other.key) for other in entries if other.fetch and other.kind == entry.kind)
+        marked = self._marked[entry.kind]
+        start = bisect_right(marked, entry.seq, key=itemgetter(0))
+        return [key for _, key in marked[start : start + AHEAD - 1]]
 
     async def outcome(self, key: str, outcome: WaitOutcome) -> WaitOutcome:
         """With all payloads. Raises Refused."""

@@ -102,6 +102,7 @@ class MemoryLedger:
         if entry.state == "UNKNOWN":
             if body.happened:
                 entry.state, entry.response, entry.provider_ref = "SUCCEEDED", bytes(body.response), body.provider_ref
+                entry.error = None  # it was that of the call of which nobody knew
             elif body.by == "query" and (left := self._gone_after(entry, "query")) != 0:
                 entry.absent = left is None
                 message = "not found, but the earlier executor may still act"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_OID, UUID, uuid5
 
@@ -52,6 +52,8 @@ log = structlog.get_logger(__name__)
 
 HELLO_SECONDS = 10.0
 MAX_OPEN_OPERATIONS = 4096
+MAX_QUEUED_BYTES = 8 * 1024 * 1024
+"""From so many bytes that a pod has not taken on, nothing more is read from the store for it."""
 _OF_THE_RUN = (LeaseTooLarge, CorruptPayload, msgspec.MsgspecError, RecursionError)
 """Why a lease cannot be delivered, when the reason lies in the run: no other pod and no other time would change it."""
 _FENCED_OUT = (StaleFence.code, RunFinished.code, NotRunning.code, RunNotFound.code, DeadlineExceeded.code)
@@ -75,12 +77,17 @@ class Pod:
         self._socket = socket
         self._frames: list[bytes] = []
         self._more = asyncio.Event()
+        self._queued = 0
+        self._taken = asyncio.Event()
+        self._gone = False
+        self._reading = asyncio.Lock()
 
     def send(self, frame: wire.FromGateway) -> None:
         self.send_encoded(wire.encode_frame(frame))
 
     def send_encoded(self, frame: bytes) -> None:
         self._frames.append(frame)
+        self._queued += len(frame)
         self._more.set()
 
     def opened(self) -> None:
@@ -97,6 +104,21 @@ class Pod:
             self._room.clear()
             await self._room.wait()
 
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[bool]:
+        """For what is read and sent to it at its own wish: one after the other, each when it has taken enough of what was sent before. The
+        turn is kept until the answer is queued, or many would find room at once. False: it went away."""
+        async with self._reading:
+            while self._queued >= MAX_QUEUED_BYTES and not self._gone:
+                self._taken.clear()
+                await self._taken.wait()
+            yield not self._gone
+
+    def gone(self) -> None:
+        """Nothing more is read for it."""
+        self._gone = True
+        self._taken.set()
+
     @property
     def portion(self) -> Portion:
         """How much of its run it is told at once."""
@@ -108,7 +130,10 @@ class Pod:
             self._more.clear()
             frames, self._frames = self._frames, []
             for frame in frames:
-                await self._socket.send_bytes(frame)
+                await self._socket.send_bytes(frame)  # which returns when the pod has taken most of it
+                self._queued -= len(frame)
+                if self._queued < MAX_QUEUED_BYTES:
+                    self._taken.set()
             frames.clear()
             frame = b""  # or the last ones, which may be large, are kept until the next come
 
@@ -246,6 +271,7 @@ class Hub:
                 if pod.held is not None and self._by_run.get(pod.held.run) is pod:
                     del self._by_run[pod.held.run]
             self.not_idle(pod)
+            pod.gone()
             pump.cancel()
             await pod.last_words()
 
@@ -443,14 +469,17 @@ class Hub:
         return wire.encode_json(wire.StepDecision(decision="done", key=key, output=msgspec.Raw(entry.output)))
 
     async def _fetch(self, pod: Pod, frame: wire.Op, run: UUID, body: wire.Fetch) -> None:
+        """It counts as open while it waits, so a pod that takes nothing is not read from in the end."""
         try:
-            async with self._windows:
-                answer = await delivery.fetch(self._store, run, body)
+            async with pod.turn() as there:
+                if not there:
+                    return
+                async with self._windows:
+                    answer = await delivery.fetch(self._store, run, body)
+                metrics.OPERATIONS.labels("fetch", "ok").inc()
+                pod.send(wire.Answer(id=frame.id, body=answer))
         except PerdureError as error:
             self._refuse(pod, frame, "fetch", error)
-        else:
-            metrics.OPERATIONS.labels("fetch", "ok").inc()
-            pod.send(wire.Answer(id=frame.id, body=answer))
         finally:
             pod.answered()
 

@@ -41,6 +41,12 @@ class _Attachments:
         for column, value in zip(self.blobs, (ord_, blob.run, blob.hash, blob.data), strict=True):
             column.append(value)
 
+    def add_error(self, ord_: int, error: str) -> None:
+        """A step's error is stored as the text that it is."""
+        size = len(error.encode())
+        self.raw[ord_ - 1] += size
+        self.stored[ord_ - 1] += size
+
     def add_slices(self, ord_: int, operation: Operation) -> None:
         for piece in operation.slices:
             stored = self.payload(ord_, operation.run, piece.value)
@@ -65,7 +71,11 @@ async def journal(connection: Connection, steps: Sequence[JournalStep], *, wait:
         outputs.append(attached.payload(n, step.run, step.output))
         if step.slices:
             attached.add_slices(n, step)
-    in_place = not attached.slices[0] and not attached.blobs[0]
+    errors = _column([s.error for s in steps], None)
+    for n, error in enumerate(errors or (), 1):
+        if error is not None:
+            attached.add_error(n, error)
+    in_place = errors is None and not attached.slices[0] and not attached.blobs[0]
     rows = await connection.fetch(
         _JOURNAL,
         [s.run for s in steps],
@@ -79,7 +89,7 @@ async def journal(connection: Connection, steps: Sequence[JournalStep], *, wait:
         _column([s.phase for s in steps], None),
         _column([s.attempts for s in steps], 1),
         outputs,
-        _column([s.error for s in steps], None),
+        errors,
         *attached.slices,
         *attached.blobs,
         wait,

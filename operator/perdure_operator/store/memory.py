@@ -144,7 +144,8 @@ class Oracle(LedgerRules):
         own = [op.output if isinstance(op, JournalStep) else op.payload, *(piece.value for piece in op.slices)]
         of = op.run if isinstance(op, JournalStep) else op.payload_run or op.run
         sizes = [payload_weight(of, raw) for raw in own if raw is not None]
-        raw, stored = sum(size for size, _ in sizes), sum(size for _, size in sizes)
+        error = len(op.error.encode()) if isinstance(op, JournalStep) and op.error is not None else 0
+        raw, stored = error + sum(size for size, _ in sizes), error + sum(size for _, size in sizes)
         closing = isinstance(op, Control) and op.kind in ("finish", "activity.end", "activity.resolve")
         passes = _over(run.raw_bytes + raw, self.limits.raw) or _over(run.stored_bytes + stored, self.limits.stored)
         if raw and not closing and passes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 from tests.unit.sdk.conftest import Direct, Exits
@@ -12,13 +13,15 @@ from tests.unit.sdk.fake_sidecar import problem
 from perdure import Agent, AppendSlice, Run, agent, protocol, step
 from perdure.protocol import Fetch, Fetched, JournalEntry
 from perdure.sdk.errors import Refused
+from perdure.sdk.execution import Execution
+from perdure.sdk.fetching import AHEAD, Fetching
 from perdure.testing import Simulation
 from perdure.testing.record import RunRecord
 
 TRAIL = AppendSlice("trail", int)
 executed: list[int] = []
-LEFT: list[asyncio.AbstractEventLoop] = []
-"""With the tasks of attempts that were suspended: they end with their process, never before."""
+LEFT: list[object] = []
+"""Loops, attempts that were suspended, and what they wait for: they end with their process, never before. A loop alone keeps no task."""
 
 
 @step
@@ -105,8 +108,10 @@ def attempt(agent: Agent[..., Any], transport: Direct) -> Exits:
         context = await transport.context()
         ended = asyncio.create_task(agent.attempt(context, transport, exits))
         left = asyncio.create_task(exits.left.wait())
+        LEFT.extend((ended, left, transport, exits, *asyncio.all_tasks()))
         async with asyncio.timeout(30):
             await asyncio.wait([ended, left], return_when=asyncio.FIRST_COMPLETED)
+        LEFT.extend(asyncio.all_tasks())
 
     loop = asyncio.new_event_loop()
     LEFT.append(loop)
@@ -156,3 +161,30 @@ def test_a_slice_of_which_a_part_cannot_be_read_starts_fresh_and_says_so() -> No
     record, _ = woken(3, broken="trail")
     assert (record.state, msgspec.json.decode(record.output)["trail"]) == ("Succeeded", [])
     assert any(event.kind == "agent.SliceStartedFresh" for event in record.log)
+
+
+class Counted(dict[str, JournalEntry]):
+    """Counts how many entries were looked at by going through all of them."""
+
+    looked = 0
+
+    def values(self) -> Any:
+        for value in super().values():
+            self.looked += 1
+            yield value
+
+
+async def test_a_redo_that_fetches_costs_what_it_meets_and_not_its_square() -> None:
+    count = 3200
+    entries = [JournalEntry(key=f"step:s#{n}", kind="step", name="s", state="succeeded", seq=n, fetch=True) for n in range(count)]
+    journal = Counted((entry.key, entry) for entry in reversed(entries))
+    windows: list[int] = []
+
+    async def call(body: Fetch, _: object) -> Fetched:
+        windows.append(len(body.keys))
+        return Fetched(values=[msgspec.Raw(journal[key].key.removeprefix("step:s#").encode()) for key in body.keys])
+
+    fetching = Fetching(cast(Execution, SimpleNamespace(journal=journal, call=call)))
+    assert [int(bytes((await fetching.entry(entry)).output)) for entry in entries] == [*range(count)]
+    assert windows == [AHEAD] * (count // AHEAD)
+    assert journal.looked == count

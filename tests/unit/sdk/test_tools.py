@@ -16,6 +16,7 @@ from perdure import (
     InvalidDeclaration,
     NotEncodable,
     NotExecuted,
+    PerdureError,
     Refused,
     ResultUndecodable,
     Run,
@@ -490,6 +491,76 @@ def test_a_result_without_json_form_is_not_an_unknown_effect() -> None:
 
     sim = Simulation(main).run()
     assert (sim.result, states(sim)) == ("not-encodable", ["SUCCEEDED"])
+
+
+class Own:
+    """A result that encodes itself, and cannot."""
+
+    def model_dump_json(self, **_: object) -> str:
+        raise KeyError("secret")
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [("x" * 3_000_000, "payload-too-large"), (object(), "not-encodable"), (Own(), "not-encodable"), ("refused", "payload-too-large")],
+    ids=["too large", "not encodable", "raises while it is encoded", "refused by the gateway"],
+)
+def test_a_result_that_cannot_be_stored_is_the_same_error_when_the_call_is_replayed(
+    result: object, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never None as if that had been the result: an agent that goes on with it would go on differently after each wait."""
+    said: list[str] = []
+    calls: list[int] = []
+    apply = RunRecord._apply
+
+    @tool(effect="external", provider_ref=lambda _: "m-1")
+    async def send() -> Any:
+        calls.append(1)
+        return result
+
+    @agent
+    async def main(run: Run) -> str:
+        try:
+            value = await send()
+        except PerdureError as error:
+            said.append(str(error))
+            value = error.problem_code if isinstance(error, Refused) else error.code
+        await run.wait_signal("go")
+        return f"{value}"
+
+    def refusing(record: RunRecord, body: Any, live: bool) -> Any:
+        if isinstance(body, ActivityEnd) and bytes(body.response) == b'"refused"':
+            raise refused("payload-too-large", "no", status=413)
+        return apply(record, body, live)
+
+    monkeypatch.setattr(RunRecord, "_apply", refusing)
+    sim = Simulation(main).signal("go", after=1).run()
+    assert (sim.result, states(sim), len(calls)) == (code, ["SUCCEEDED"], 1)
+    [entry] = sim.record.ledger.entries.values()
+    assert entry.error is not None
+    assert (entry.error.type, entry.provider_ref, entry.response) == (code, "m-1", b"null")
+    assert len(said) == 2
+    assert "the effect of tool send happened, and its result could not be stored" in said[1]
+
+
+@pytest.mark.parametrize("reference", [lambda _: 1 // 0, lambda _: 7, lambda _: "x" * 1001], ids=["raises", "no text", "too long"])
+def test_a_receipt_without_its_reference_has_its_result(reference: Any) -> None:
+    calls: list[int] = []
+
+    @tool(effect="external", provider_ref=reference)
+    async def send() -> str:
+        calls.append(1)
+        return "sent"
+
+    @agent
+    async def main(run: Run) -> str:
+        receipt = await send.receipt()
+        await run.wait_signal("go")
+        return f"{receipt.value}, {receipt.provider_ref}"
+
+    sim = Simulation(main).signal("go", after=1).run()
+    assert (sim.result, states(sim), len(calls)) == ("sent, None", ["SUCCEEDED"], 1)
+    assert "agent.ProviderRefFailed" in sim.kinds()
 
 
 @pytest.mark.parametrize("broken", ["a slice without JSON form", "a slice that is refused", "a response that is refused"])

@@ -50,3 +50,18 @@ async def test_a_call_that_was_given_up_and_still_runs_holds_back_the_next(store
         await runs.apply(store, runs.work(held, "activity.begin", **call))  # whoever asks the provider from now on asks after that
         answer = (await runs.apply(store, runs.work(held, "activity.resolve", **resolve, token=str(uuid4())))).answer
         assert answer["decision"] == "retry"
+
+
+async def test_a_receipt_without_its_result_says_why(store: Store) -> None:
+    """The agent has had that error, and is to have it again when the call is replayed."""
+    held = await runs.running(store)
+    error = {"type": "payload-too-large", "message": "3 MB", "retryable": False}
+    call = {
+        "key": "k", "tool": "t", "effect": "external", "policy": "ask", "fingerprint": "f", "occurrence": 0, "step": None,
+        "timeoutSeconds": 60.0, "leaseSeconds": 30.0, "maxRetries": 3, "token": str(uuid4()),
+    }  # fmt: skip
+    await runs.apply(store, runs.work(held, "activity.begin", **call))
+    end = runs.work(held, "activity.end", key="k", token=call["token"], state="succeeded", error=error, payload=b"null")
+    assert (await runs.apply(store, end)).answer["state"] == "SUCCEEDED"
+    answer = (await runs.apply(store, runs.work(held, "activity.begin", **call | {"token": str(uuid4())}))).answer
+    assert (answer["decision"], answer["error"]) == ("receipt", error)

@@ -132,6 +132,20 @@ async def test_a_batch_near_the_limit_decides_as_its_operations_would_alone(limi
     assert (await wrote(pg, held))[0] == 6900
 
 
+async def test_the_error_of_a_step_counts(limited: Store, pg: asyncpg.Connection) -> None:
+    held = await running(limited)
+    error = '{"type": "X", "message": "' + "\u00e9" * 2000 + '", "retryable": false}'
+    size = len(error.encode())
+    assert size > 4000
+
+    def failed(key: str) -> JournalStep:
+        return JournalStep(held.run, held.fence, uuid4(), key, "s", "failed", b"null", error=error)
+
+    assert [outcome.code for outcome in await limited.journal([failed("a"), step(held, "b", json(100))])] == ["ok", "ok"]
+    assert await wrote(pg, held) == (size + 4 + 100, size + 5 + 101)
+    assert [(await limited.journal([failed(key)]))[0].code for key in ("c", "d")] == ["ok", "run-too-large"]
+
+
 async def test_the_log_says_once_that_the_limit_is_near(limited: Store, pg: asyncpg.Connection) -> None:
     held = await running(limited)
     [first] = await limited.journal([step(held, "a", json(7999))])
