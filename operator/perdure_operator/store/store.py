@@ -370,18 +370,21 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------------------ pools
 
-    async def upsert_pool(self, namespace: str, name: str, spec: dict[str, Any], max_running: int | None) -> None:
+    async def upsert_pool(self, namespace: str, name: str, spec: dict[str, Any], max_running: int | None) -> bool:
+        """Whether there was none of this name before."""
         async with self.connection() as connection:
-            await connection.execute(
+            inserted = await connection.fetchval(
                 "insert into perdure.pools (pool, namespace, name, spec, max_running, updated_at) "
                 "values ($1, $2, $3, $4, $5, (select perdure.now())) on conflict (pool) do update set "
-                "spec = excluded.spec, max_running = excluded.max_running, updated_at = excluded.updated_at",
+                "spec = excluded.spec, max_running = excluded.max_running, updated_at = excluded.updated_at "
+                "returning xmax = 0",
                 f"{namespace}/{name}",
                 namespace,
                 name,
                 _json.encode(spec).decode(),
                 max_running,
             )
+        return bool(inserted)
 
     async def pools(self) -> dict[str, dict[str, Any]]:
         """Spec of every pool, by namespace/name."""
