@@ -430,10 +430,13 @@ class Store:
         async with self.connection() as connection:
             return [row[0] for row in await connection.fetch("select * from perdure.unapplied_runs($1)", limit)]
 
-    async def missed_wakes(self, older_seconds: float, within_seconds: float) -> list[UUID]:
+    async def missed_wakes(
+        self, older_seconds: float, within_seconds: float, *, besides: Sequence[UUID] = (), limit: int = 100
+    ) -> list[UUID]:
         """Suspended runs that should have been woken, among those to which something happened between so many seconds ago."""
         async with self.connection() as connection:
-            return [row[0] for row in await connection.fetch("select * from perdure.missed_wakes($1, $2)", older_seconds, within_seconds)]
+            query = "select * from perdure.missed_wakes($1, $2, $3, $4)"
+            return [row[0] for row in await connection.fetch(query, older_seconds, within_seconds, besides, limit)]
 
     async def silent_leases(self, lease_seconds: float) -> list[SilentLease]:
         async with self.connection() as connection:
