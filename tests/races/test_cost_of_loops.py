@@ -4,7 +4,9 @@ of runs sleep, wait in back-off, have ended or are at work."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -12,6 +14,7 @@ from tests.harness import runs
 from tests.harness.many import copies
 
 from perdure_operator import store as store_package
+from perdure_operator.services.sweeper import LIMIT, Sweeper
 from perdure_operator.store.store import Store
 
 MANY = 3000
@@ -86,6 +89,23 @@ async def test_the_sweep_finds_what_was_missed(store: Store, pg: asyncpg.Connect
     await pg.execute("delete from perdure.wakeups where source = 'x'")
     await pg.execute("update perdure.runs set wake_due = false")
     assert await store.missed_wakes(5, 90) == []
+
+
+async def test_the_sweep_finds_more_than_one_look_shows(store: Store, pg: asyncpg.Connection) -> None:
+    """Also behind as many that it cannot wake."""
+    held = await runs.running(store)
+    await runs.apply(store, runs.wait_for(held, "w", runs.on_signal("go")))
+    await copies(pg, held.run, 3 * LIMIT, every={"wake_due": "true", "state_since": "t.state_since - interval '1 day'"})
+    woken: set[UUID] = set()
+
+    async def settle(found: Sequence[UUID]) -> None:
+        assert len(found) <= LIMIT
+        assert not woken & set(found)
+        woken.update(found)
+
+    await Sweeper(store, settle).sweep()
+    assert len(woken) == 3 * LIMIT
+    await pg.execute("update perdure.runs set wake_due = false")
 
 
 _ONCE = re.compile(r":= (coalesce\(p_at, )?perdure\.now\(\)|select (\*, )?perdure\.now\(\)|function perdure\.now\(\)")

@@ -45,6 +45,7 @@ class AgentPools:
         self._implicit = implicit
         self._namespaces, self._changed, self._again = namespaces, changed, again
         self._known: dict[tuple[str, str], tuple[str, int]] = {}
+        self._untold: set[tuple[str, str]] = set()
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
         """Gives the seconds after which the numbers in the status are looked at again. Raises PerdureError."""
@@ -53,7 +54,10 @@ class AgentPools:
             self._known.pop((namespace, name), None)
             if await self._implicit.restore(namespace, name, gone=resource is None):
                 return None
-            await self._resources.drop_pool(namespace, name)
+            if await self._resources.drop_pool(namespace, name):
+                self._untold.add((namespace, name))
+            await self._resources.retire_pods_of(namespace, name)
+            await self._tell_queued(namespace, name)
             self._changed(namespace, name)
             return None
         try:
@@ -63,12 +67,12 @@ class AgentPools:
             return None
         version = (str(resource["metadata"]["uid"]), int(resource["metadata"]["generation"]))  # one that was made anew begins at 1 again
         if self._known.get((namespace, name)) != version:
-            await self._store.upsert_pool(namespace, name, spec.to_json(), spec.capacity.max_pods if spec.capacity else None)
+            if await self._store.upsert_pool(namespace, name, spec.to_json(), spec.capacity.max_pods if spec.capacity else None):
+                self._untold.add((namespace, name))
             before = self._known.get((namespace, name))
             if before is not None and before[0] != version[0]:
                 await self._resources.retire_pods_of(namespace, name)
-            if before is None or before[0] != version[0]:
-                await self._resources.pool_changed(namespace, name)
+            await self._tell_queued(namespace, name)
             self._known[namespace, name] = version
             self._changed(namespace, name)
         if await self._implicit.remove_unused(resource):
@@ -102,6 +106,12 @@ class AgentPools:
             if self._cache.get(AGENTPOOLS, namespace, name) is None and await self._kube.get(AGENTPOOLS, namespace, name) is None:
                 log.info("a pool of the store is none of the cluster", pool=pool)
                 self._again(namespace, name)
+
+    async def _tell_queued(self, namespace: str, name: str) -> None:
+        """Runs are told once that a pool came or went; also when the first try fails: the next reconciliation finds no change any more."""
+        if (namespace, name) in self._untold:
+            await self._resources.pool_changed(namespace, name)
+            self._untold.discard((namespace, name))
 
     async def _say(self, resource: Json, known: Json, ready: Verdict) -> None:
         """Writes only what is different: numbers that stand still cost nothing."""

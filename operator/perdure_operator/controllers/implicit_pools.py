@@ -41,7 +41,8 @@ class ImplicitPools:
     async def ensure(self, namespace: str, name: str, pool: AgentPoolSpec) -> None:
         """Both are there. Where the cluster lets us make none, pods go without an owner, and runs all the same."""
         spec = pool.to_json()
-        await self._store.upsert_pool(namespace, name, spec, None)
+        if await self._store.upsert_pool(namespace, name, spec, None):
+            await self._resources.pool_changed(namespace, name)
         found = self._cache.get(AGENTPOOLS, namespace, name)
         if found is None:
             await self._make(namespace, name, spec)

@@ -274,11 +274,11 @@ class Resources:
         async with self._store.connection() as connection:
             await connection.execute("update perdure.pods set charged_run = null where pod_id = $1", pod_id)
 
-    async def drop_pool(self, namespace: str, name: str) -> None:
+    async def drop_pool(self, namespace: str, name: str) -> bool:
+        """Whether there was one."""
         async with self._store.connection() as connection:
-            await connection.execute("delete from perdure.pools where pool = $1", f"{namespace}/{name}")
-        await self.retire_pods_of(namespace, name)
-        await self.pool_changed(namespace, name)
+            row = await connection.fetchrow("delete from perdure.pools where pool = $1 returning pool", f"{namespace}/{name}")
+        return row is not None
 
     async def retire_pods_of(self, namespace: str, name: str) -> None:
         """Those without a run: they are being deleted with the pool that was, and are nothing to one that takes its name."""
@@ -299,9 +299,12 @@ class Resources:
             )
 
     async def pool_changed(self, namespace: str, name: str) -> None:
-        """There is a pool of this name now, or none any more: the resources of runs that are queued for it say so."""
+        """There is a pool of this name now, or none any more: the resources of runs that are queued for it say so. One commit a page, so
+        that a dispatcher finds all but one page of the queue meanwhile."""
+        after: tuple[datetime | None, UUID | None] = (None, None)
         async with self._store.connection() as connection:
-            await connection.execute("select perdure.pool_changed($1)", f"{namespace}/{name}")
+            while row := await connection.fetchrow("select * from perdure.pool_changed($1, $2, $3)", f"{namespace}/{name}", *after):
+                after = (row["after_at"], row["after_run"])
 
     # ------------------------------------------------------------------------------------------------------- leadership
 

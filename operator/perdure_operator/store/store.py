@@ -371,18 +371,21 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------------------ pools
 
-    async def upsert_pool(self, namespace: str, name: str, spec: dict[str, Any], max_running: int | None) -> None:
+    async def upsert_pool(self, namespace: str, name: str, spec: dict[str, Any], max_running: int | None) -> bool:
+        """Whether there was none of this name before."""
         async with self.connection() as connection:
-            await connection.execute(
+            inserted = await connection.fetchval(
                 "insert into perdure.pools (pool, namespace, name, spec, max_running, updated_at) "
                 "values ($1, $2, $3, $4, $5, (select perdure.now())) on conflict (pool) do update set "
-                "spec = excluded.spec, max_running = excluded.max_running, updated_at = excluded.updated_at",
+                "spec = excluded.spec, max_running = excluded.max_running, updated_at = excluded.updated_at "
+                "returning xmax = 0",
                 f"{namespace}/{name}",
                 namespace,
                 name,
                 _json.encode(spec).decode(),
                 max_running,
             )
+        return bool(inserted)
 
     async def pools(self) -> dict[str, dict[str, Any]]:
         """Spec of every pool, by namespace/name."""
@@ -428,10 +431,13 @@ class Store:
         async with self.connection() as connection:
             return [row[0] for row in await connection.fetch("select * from perdure.unapplied_runs($1)", limit)]
 
-    async def missed_wakes(self, older_seconds: float, within_seconds: float) -> list[UUID]:
+    async def missed_wakes(
+        self, older_seconds: float, within_seconds: float, *, besides: Sequence[UUID] = (), limit: int = 100
+    ) -> list[UUID]:
         """Suspended runs that should have been woken, among those to which something happened between so many seconds ago."""
         async with self.connection() as connection:
-            return [row[0] for row in await connection.fetch("select * from perdure.missed_wakes($1, $2)", older_seconds, within_seconds)]
+            query = "select * from perdure.missed_wakes($1, $2, $3, $4)"
+            return [row[0] for row in await connection.fetch(query, older_seconds, within_seconds, besides, limit)]
 
     async def silent_leases(self, lease_seconds: float) -> list[SilentLease]:
         async with self.connection() as connection:

@@ -36,8 +36,9 @@ end $$;
 
 -- Net below the wakes (W2): suspended runs with a decided or decidable wait that nobody woke. Each is counted as a bug.
 -- What may have been missed began when a run fell asleep or when a wakeup came, so only what did so in the last p_within_seconds is read:
--- runs that sleep for longer were looked at then. (Not before p_older_seconds: it may be on its way.)
-create or replace function perdure.missed_wakes(p_older_seconds double precision, p_within_seconds double precision default 3600)
+-- runs that sleep for longer were looked at then. (Not before p_older_seconds: it may be on its way.) `p_besides`: found by this sweep before.
+create or replace function perdure.missed_wakes(
+  p_older_seconds double precision, p_within_seconds double precision default 3600, p_besides uuid[] default '{}', p_limit int default 100)
 returns table (run_id uuid) language plpgsql set plan_cache_mode = force_custom_plan as $$
 declare
   v_now timestamptz := perdure.now();
@@ -58,7 +59,7 @@ begin
       join perdure.wait_conditions c on c.run_id = o.run_id and c.key = o.key and c.kind = w.kind and c.name in (w.name, w.source)
       where w.run_id = q.run_id and w.bound_key is null and w.seq is not null)
   )
-  select o.run_id from overslept o limit 100;
+  select o.run_id from overslept o where o.run_id <> all (p_besides) limit p_limit;
 end $$;
 
 -- Fleet: what each pool, or this one, has and needs. `spec` is null where it has not changed since p_since: it is the widest part, and the

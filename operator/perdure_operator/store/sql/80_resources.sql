@@ -107,15 +107,30 @@ begin
     and (c.asked_at is null or p_at is null or c.asked_at <= p_at);
 end $$;
 
--- There is a pool of this name now, or none any more: the resources of runs that are queued for it say so.
-create or replace function perdure.pool_changed(p_pool text) returns void language plpgsql as $$
+-- There is a pool of this name now, or none any more: the resources of runs that are queued for it say so. One page of them; gives where the
+-- next one begins, or nothing after the last. Pages follow the queue's index, so all of them together read each queued run once.
+create or replace function perdure.pool_changed(p_pool text, p_after_at timestamptz default null, p_after_run uuid default null, p_limit int default 200)
+returns table (after_at timestamptz, after_run uuid) language plpgsql set plan_cache_mode = force_custom_plan as $$
 declare
   v_now timestamptz := perdure.now();
+  v_from timestamptz := coalesce(p_after_at, '-infinity');
+  v_after uuid := coalesce(p_after_run, '00000000-0000-0000-0000-000000000000');
+  v_at timestamptz;
+  v_page uuid[];
   v_runs uuid[];
 begin
-  -- The runs first, as a batch: whoever holds one may wait for its resource.
-  v_runs := array(select r.run_id from perdure.runs r where r.pool = p_pool and r.state = 'Pending' order by r.run_id for no key update);
-  update perdure.resources set projected_seq = changed_seq - 1, asked_at = v_now where run_id = any (v_runs);
+  select array_agg(q.run_id order by q.runnable_at, q.run_id), max(q.runnable_at) into v_page, v_at from (
+    select r.run_id, r.runnable_at from perdure.runs r
+    where r.pool = p_pool and r.state = 'Pending' and (r.runnable_at, r.run_id) > (v_from, v_after)
+    order by r.runnable_at, r.run_id limit p_limit) q;
+  -- The runs first, as a batch: whoever holds one may wait for its resource. One that is locked is passed over, so that this waits for nobody
+  -- while it holds others: whoever has it moves it, which makes its resource due. The wait below is for the projector's short write alone.
+  v_runs := array(select r.run_id from perdure.runs r where r.run_id = any (v_page) and r.state = 'Pending'
+                  order by r.run_id for no key update skip locked);
+  update perdure.resources c set projected_seq = c.changed_seq - 1, asked_at = v_now where c.run_id = any (v_runs) and not c.gone;
+  if cardinality(v_page) = p_limit then
+    return query select v_at, v_page[p_limit];
+  end if;
 end $$;
 
 -- Why a pool's pods do not start; null: they do. `since` is that of the reason: who waits for a pod says another one then, not at each try.
