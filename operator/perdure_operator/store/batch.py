@@ -54,7 +54,7 @@ class _Attachments:
                 column.append(value)
 
 
-_JOURNAL = "select * from perdure.journal_batch(" + ", ".join(f"${n}" for n in range(1, 27)) + ")"
+_JOURNAL = "select * from perdure.journal_batch(" + ", ".join(f"${n}" for n in range(1, 29)) + ")"
 _CONTROL = "select * from perdure.control_batch(" + ", ".join(f"${n}" for n in range(1, 24)) + ")"
 
 
@@ -97,6 +97,8 @@ async def journal(connection: Connection, steps: Sequence[JournalStep], *, wait:
         None if in_place else attached.stored,
         limits.raw,
         limits.stored,
+        sum(attached.raw),
+        sum(attached.stored),
     )
     outcomes: list[Outcome] = [Outcome("internal", {})] * len(steps)
     for row in rows:
