@@ -48,7 +48,8 @@ language sql immutable as $$ select coalesce(p_raw * 5 >= p_raw_limit * 4, false
 
 -- Journals step outcomes, set-based: the hot path. Arrays are by operation; one that is null stands for the usual value throughout (state
 -- succeeded, attempts 1, else null); s_* are dirty slices and b_* blobs, by the operation's number. p_raw, p_stored: bytes that each writes,
--- null when all is in p_output; p_batch_*: all together. `nearly_full`: the run is to be told (by any other operation, settle at the least).
+-- null when all is in p_output; p_batch_*: all together. `nearly_full`: the run may have to be told (by any other operation, settle at the
+-- least, which looks closely).
 create or replace function perdure.journal_batch(
   p_run uuid[], p_epoch int[], p_holder uuid[], p_req uuid[], p_key text[], p_name text[], p_state text[], p_fingerprint text[],
   p_phase text[], p_attempts int[], p_output bytea[], p_error jsonb[],
@@ -82,7 +83,7 @@ begin
         else 'ok'
       end as verdict,
       coalesce(o.raw, octet_length(o.output) - 1) as raw, coalesce(o.stored, octet_length(o.output)) as stored,
-      r.raw_bytes, r.stored_bytes, r.size_told
+      not r.size_told and perdure.nearly_full(r.raw_bytes + p_batch_raw, r.stored_bytes + p_batch_stored, p_raw_limit, p_stored_limit) as near
     from unnest(p_run, p_epoch, p_holder, p_req, p_key, p_name, p_state, p_fingerprint, p_phase, p_attempts, p_output, p_error, p_raw, p_stored)
          with ordinality as o(run, epoch, holder, req, key, name, state, fingerprint, phase, attempts, output, error, raw, stored, n)
     left join perdure.runs r on r.run_id = o.run and o.run <> all (v_unlocked)
@@ -107,8 +108,8 @@ begin
   select n::int, case when verdict = 'existing' then 'ok' else verdict end, coalesce(new_seq, old_seq),
     old_seq is not null and old_req is distinct from req,
     case when verdict = 'run-too-large'
-         then perdure.too_large(raw_bytes, stored_bytes, raw, stored, p_raw_limit, p_stored_limit) end,
-    not size_told and perdure.nearly_full(raw_bytes + raw, stored_bytes + stored, p_raw_limit, p_stored_limit)
+         then (select perdure.too_large(x.raw_bytes, x.stored_bytes, raw, stored, p_raw_limit, p_stored_limit)
+               from perdure.runs x where x.run_id = run) end, near
   from numbered;
   -- What came with the steps that were journaled by this commit, and no others: what came with a resend was stored with its step, and who
   -- has lost the lease writes nothing. Apart, since most batches carry nothing.
