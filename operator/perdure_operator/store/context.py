@@ -17,13 +17,15 @@ from uuid import UUID
 
 import asyncpg
 from msgspec import Raw, Struct
-from msgspec.json import decode
+from msgspec.json import decode, encode
 
 from perdure_operator.domain.errors import CorruptPayload, LeaseTooLarge, RunNotFound
 from perdure_operator.store.payload import Payloads, Room
 
 Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 MIB = 1024 * 1024
+CUT = 2000
+"""Characters of an error's message that come along in any case: ten thousand of them fit into a frame."""
 
 
 class RunRow(Struct, frozen=True):
@@ -163,6 +165,15 @@ class Reading:
     def chunk(self, stored: bytes) -> bool:
         return self._take(self._session, stored)
 
+    def error(self, error: dict[str, Any] | None) -> dict[str, Any] | None:
+        """It comes along with its entry. Where it does not fit its message is cut: the log has it whole, and what an agent does with
+        an error depends on its type. Raises LeaseTooLarge."""
+        if error is None or self._journal.take(len(encode(error))):
+            return error
+        if self.portion.whole:
+            raise self._too_large()
+        return error | {"message": str(error.get("message", ""))[:CUT]}
+
     def outcome(self, raw: dict[str, Any]) -> None:
         """Its payloads, as far as they fit. One that is broken is found out by who fetches it, where that can be."""
         for stored in stored_payloads(raw):
@@ -189,7 +200,7 @@ class Reading:
 
 def journal_row(row: asyncpg.Record, detail: dict[str, Any], reading: Reading) -> JournalRow:
     """Chooses what of it comes along. A result that cannot be read back fails for good: it is never redone in silence."""
-    state, output, error, fetch = row["state"], row["payload"], detail["error"], False
+    state, output, error, fetch = row["state"], row["payload"], reading.error(detail["error"]), False
     outcome = detail["outcome"]
     if outcome is not None:
         reading.outcome(outcome)

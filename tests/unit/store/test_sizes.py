@@ -11,6 +11,8 @@ import asyncpg
 import pytest
 from tests.harness.runs import Held, apply, on_signal, running, settle, signal, spawn, step, verb, wait_for, work
 
+from perdure_operator.domain.errors import LeaseTooLarge
+from perdure_operator.store.context import LEAN, WHOLE
 from perdure_operator.store.operations import Control, JournalStep, Limits, SliceWrite
 from perdure_operator.store.store import Store
 
@@ -144,6 +146,22 @@ async def test_the_error_of_a_step_counts(limited: Store, pg: asyncpg.Connection
     assert [outcome.code for outcome in await limited.journal([failed("a"), step(held, "b", json(100))])] == ["ok", "ok"]
     assert await wrote(pg, held) == (size + 4 + 100, size + 5 + 101)
     assert [(await limited.journal([failed(key)]))[0].code for key in ("c", "d")] == ["ok", "run-too-large"]
+
+
+async def test_errors_that_do_not_fit_into_a_lease_are_cut(store: Store) -> None:
+    held = await running(store)
+    message = "x" * 20_000
+    error = '{"type": "X", "message": "' + message + '", "retryable": false}'
+    for n in range(3):
+        keys = [f"k{n}-{m:03}" for m in range(100)]
+        await store.journal([JournalStep(held.run, held.fence, uuid4(), key, "s", "failed", b"null", error=error) for key in keys])
+    errors = [row.error for row in (await store.context(held.run, LEAN)).journal]
+    assert {error["type"] for error in errors if error} == {"X"}
+    lengths = [len(error["message"]) for error in errors if error]
+    assert (len(lengths), set(lengths)) == (300, {20_000, 2000})
+    assert sum(lengths) < 3 * 1024 * 1024
+    with pytest.raises(LeaseTooLarge):
+        await store.context(held.run, replace(WHOLE, journal=5_000_000))
 
 
 async def test_the_log_says_once_that_the_limit_is_near(limited: Store, pg: asyncpg.Connection) -> None:
