@@ -7,8 +7,8 @@ at which a crash of ours would leave a process that nobody knows.
 A pod ends as on a cluster: when the agent ends, the sidecar may finish what it is sending and is then terminated; when the sidecar ends
 (a single-use pod's work is over) the agent is. A sidecar that was killed or broke does not come again here, and without it nothing that the
 agent still does could be recorded: the agent is ended at once, whatever its grace period. Whatever was started with the pod's socket in
-its environment is killed then, in whatever session it is (a run's process in a pod that forks has its own): only then is it proven that
-nothing of what the pod began can still happen.
+its environment is killed then, in whatever session it is (a run's process in a pod that forks has its own): only then does the pod count
+as proven to have ended. A process that has left its session and cleared its environment is not found.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from perdure_operator.store.payload import Payloads, Room
 
 Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 MIB = 1024 * 1024
-CUT = 2000
+CUT = 500
 """Characters of an error's message that come along in any case: ten thousand of them fit into a frame."""
 
 
@@ -166,7 +166,7 @@ class Reading:
         return self._take(self._session, stored)
 
     def error(self, error: dict[str, Any] | None) -> dict[str, Any] | None:
-        """It comes along with its entry. Where it does not fit its message is cut: the log has it whole, and what an agent does with
+        """It comes along with its entry. Where it does not fit its message is cut: the journal has it whole, and what an agent does with
         an error depends on its type. Raises LeaseTooLarge."""
         if error is None or self._journal.take(len(encode(error))):
             return error

@@ -8,7 +8,8 @@ returns table (seq bigint, name text, append boolean, version int, value bytea) 
   order by s.name, s.seq
 $$;
 
--- Entries of the journal by key, from the one after p_after. The outcome of a wait that very much has satisfied is left to who asks for it.
+-- Entries of the journal by key, from the one after p_after. The outcome of a wait that more than two hundred things satisfied is
+-- left out: who needs it asks for it.
 create or replace function perdure.journal_page(p_run uuid, p_after text, p_limit int)
 returns table (seq bigint, key text, name text, kind text, state text, detail jsonb, payload bytea)
 language plpgsql stable set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
