@@ -293,7 +293,7 @@ class Fleet:
         namespace, name = row.pool.split("/", 1)
         self._deleted[row.pod_id] = now
         if row.charged and await self._is_left_alone(namespace, pod_name(name, row.pod_id)):
-            await self._resources.convict(row.pod_id)
+            await self._resources.confirm_loss(row.pod_id)
         if not await self._kube.delete(PODS, namespace, pod_name(name, row.pod_id), uid=str(row.kube_uid)):
             # Nobody can say how it ended: not proof that what it began is over.
             await self._store.pod_gone(row.pod_id, "PodDeleted", proven=False)

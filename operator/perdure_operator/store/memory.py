@@ -493,19 +493,19 @@ class Oracle(LedgerRules):
         self._settle(run)
         return {"expired": True}
 
-    def _acquit(self, run: Run, op: Control) -> Answer:
+    def _undo_loss(self, run: Run, op: Control) -> Answer:
         pod = self.pods.get(UUID(op.body["pod"]))
         if pod is None or pod.charged != run.id:
-            return {"acquitted": False}
+            return {"undone": False}
         pod.charged = None
         if run.state.terminal or pod.charged_seq != run.loss_seq:
-            return {"acquitted": False}
+            return {"undone": False}
         run.losses = max(0, run.losses - 1)
         if run.state is State.SUSPENDED and run.paused and run.reason == "LossesExhausted":
             run.paused = False
             run.record("run.resume_requested")
         self._settle(run)
-        return {"acquitted": True}
+        return {"undone": True}
 
     def _lost(self, run: Run, reason: str, *, counts: bool) -> None:
         """L5: only losses without progress in between add up, and too many park the run for a person."""
@@ -654,17 +654,17 @@ class Oracle(LedgerRules):
     def take_away(self, pod: UUID) -> None:
         if pod in self.pods:
             self.pods[pod].state = "retiring"
-            self._acquit_of(pod)
+            self._undo_loss_of(pod)
 
-    def _acquit_of(self, pod: UUID) -> None:
+    def _undo_loss_of(self, pod: UUID) -> None:
         if pod in self.pods and (charged := self.pods[pod].charged) is not None:
-            self.control(Control(charged, "acquit", {"pod": str(pod)}))
+            self.control(Control(charged, "undo_loss", {"pod": str(pod)}))
 
     def gone(self, pod: UUID, reason: str, *, proven: bool = True) -> list[UUID]:
         """The pod is gone. Gives the run that lost it. ``proven``: it was seen terminated, so nothing of what it held is left."""
         lost = [run for run in self.runs.values() if run.holder == pod]
         if taken_away(reason):
-            self._acquit_of(pod)
+            self._undo_loss_of(pod)
         self.pods.pop(pod, None)
         if proven:
             for run in lost:

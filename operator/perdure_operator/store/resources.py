@@ -269,7 +269,7 @@ class Resources:
             for pod in pods:
                 await connection.execute("select perdure.retire_pod($1)", pod)
 
-    async def convict(self, pod_id: UUID) -> None:
+    async def confirm_loss(self, pod_id: UUID) -> None:
         """Nobody has taken it away when it gave its run back: that stays a loss."""
         async with self._store.connection() as connection:
             await connection.execute("update perdure.pods set charged_run = null where pod_id = $1", pod_id)

@@ -131,12 +131,12 @@ async def _nothing_to_reset(_: asyncpg.Connection) -> None:
     """Connections carry no session state (PgBouncer must work), so giving one back costs no round trip."""
 
 
-async def _acquit(connection: asyncpg.pool.PoolConnectionProxy, pods: Sequence[UUID]) -> None:
+async def _undo_losses(connection: asyncpg.pool.PoolConnectionProxy, pods: Sequence[UUID]) -> None:
     """Of the losses that were counted before anybody knew that these pods are being taken away."""
     query = "select charged_run, pod_id from perdure.pods where pod_id = any ($1) and charged_run is not null"
     if charged := await connection.fetch(query, list(pods)):
-        acquittals = [Control(row["charged_run"], "acquit", {"pod": str(row["pod_id"])}) for row in charged]
-        await batch.control(connection, acquittals, wait=True)
+        undone = [Control(row["charged_run"], "undo_loss", {"pod": str(row["pod_id"])}) for row in charged]
+        await batch.control(connection, undone, wait=True)
 
 
 class Store:
@@ -326,7 +326,7 @@ class Store:
         seen terminated, so nothing that it began can still happen."""
         async with self.connection() as connection:
             if taken_away(reason):
-                await _acquit(connection, [pod])
+                await _undo_losses(connection, [pod])
             rows = await connection.fetch("select * from perdure.pod_gone($1, $2)", pod, proven)
             if rows:
                 body = {"reason": reason, "weight": weight(reason)}
@@ -342,7 +342,7 @@ class Store:
         async with self.connection() as connection:
             for pod in pods:
                 await connection.execute("select perdure.take_pod_away($1)", pod)
-            await _acquit(connection, pods)
+            await _undo_losses(connection, pods)
 
     async def retire_idle(self, pool: str, count: int) -> list[UUID]:
         async with self.connection() as connection:

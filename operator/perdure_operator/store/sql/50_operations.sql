@@ -142,7 +142,7 @@ begin
       v_counts := not perdure.taken_away(v_pod);
       r := perdure.worker_lost(r, 'Terminated', v_counts, p_now);
       if v_counts then
-        -- It may turn out that somebody did take the pod away, and only his word was late (op_acquit).
+        -- It may turn out that somebody did take the pod away, and only his word was late (op_undo_loss).
         update perdure.pods set charged_run = r.run_id, charged_seq = r.loss_seq where pod_id = v_pod;
       end if;
     when 'stalled' then
@@ -289,14 +289,14 @@ end $$;
 
 -- Somebody took the pod away that had given this run back: the loss that was counted is none. A run that was parked for it goes on. The
 -- charge goes in the same commit, so to say it twice changes nothing.
-create or replace function perdure.op_acquit(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
+create or replace function perdure.op_undo_loss(r perdure.runs, p_body jsonb, p_now timestamptz) returns perdure.op_result language plpgsql as $$
 declare
   v_seq bigint;
 begin
   update perdure.pods set charged_run = null where pod_id = (p_body ->> 'pod')::uuid and charged_run = r.run_id returning charged_seq into v_seq;
   -- Of an earlier series it says nothing: there has been progress since, and other workers were lost after that.
   if not found or perdure.terminal(r.state) or v_seq is distinct from r.loss_seq then
-    return (r, jsonb_build_object('acquitted', false))::perdure.op_result;
+    return (r, jsonb_build_object('undone', false))::perdure.op_result;
   end if;
   r.losses := greatest(r.losses - 1, 0);
   if r.state = 'Suspended' and r.paused and r.reason = 'LossesExhausted' then
@@ -305,5 +305,5 @@ begin
     perform perdure.show(r);
   end if;
   r := perdure.settle(r, p_now);
-  return (r, jsonb_build_object('acquitted', true))::perdure.op_result;
+  return (r, jsonb_build_object('undone', true))::perdure.op_result;
 end $$;

@@ -151,7 +151,7 @@ begin
     when 'spec' then perdure.op_spec(r, p_body, p_now)
     when 'detach' then perdure.op_detach(r, p_body, p_now)
     when 'expire' then perdure.op_expire(r, p_body, p_now)
-    when 'acquit' then perdure.op_acquit(r, p_body, p_now)
+    when 'undo_loss' then perdure.op_undo_loss(r, p_body, p_now)
     when 'note' then (case when perdure.terminal(r.state) then r else perdure.log(r, p_body ->> 'kind', p_body -> 'data', p_now) end,
                       '{}'::jsonb)::perdure.op_result
     when 'settle' then (perdure.settle(r, p_now), '{}'::jsonb)::perdure.op_result

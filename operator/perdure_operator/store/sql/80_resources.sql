@@ -121,7 +121,7 @@ declare
 begin
   select array_agg(q.run_id order by q.runnable_at, q.run_id), max(q.runnable_at) into v_page, v_at from (
     select r.run_id, r.runnable_at from perdure.runs r
-    where r.pool = p_pool and r.state = 'Pending' and (r.runnable_at, r.run_id) > (v_from, v_after)
+    where r.pool || '' = p_pool and r.state = 'Pending' and (r.runnable_at, r.run_id) > (v_from, v_after) -- by runs_due
     order by r.runnable_at, r.run_id limit p_limit) q;
   -- The runs first, as a batch: whoever holds one may wait for its resource. One that is locked is passed over, so that this waits for nobody
   -- while it holds others: whoever has it moves it, which makes its resource due. The wait below is for the projector's short write alone.
