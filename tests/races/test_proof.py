@@ -258,3 +258,19 @@ async def test_a_pod_whose_run_was_taken_from_it_is_told_of_to_whoever_ends_pods
     [pool] = await store.pool_demand()
     assert set(pool.retiring) == {first.fence.holder, heir.fence.holder}
     assert pool.lost == [first.fence.holder], "the other has ended by its own word"
+
+
+async def test_what_a_pod_says_has_ended_proves_nothing_while_it_has_the_lease(store: Store, pg: asyncpg.Connection) -> None:
+    """It may be given the same lease again, and begin more under it."""
+    run = await runs.pending(store)
+    pod = await runs.idle_pod(store, reuse=True)
+    [grant] = await store.dispatch(GATEWAY, [pod])
+    held = Held(run, runs.Fence(grant.epoch, pod))
+    begun = await begin(store, held)
+    end = runs.work(held, "activity.end", payload=b"null", key=begun["key"], token=begun["token"], state="unknown", stillRunning=True)
+    assert (await runs.apply(store, end)).code == "ok"
+    await store.processes_ended(pod, (run, grant.epoch))
+    assert await pg.fetchval("select gone_at from perdure.executors") is None
+    await expire(store, held)
+    await store.processes_ended(pod, (run, grant.epoch))
+    assert await pg.fetchval("select proof from perdure.executors") == "processes-ended"

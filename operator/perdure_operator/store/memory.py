@@ -643,8 +643,11 @@ class Oracle(LedgerRules):
 
     def idle(self, pod: UUID, gateway: str, ended: tuple[UUID, int] | None = None) -> bool:
         """``ended``: the lease of which no process is left, by the pod's own word."""
-        if ended is not None and (executor := self.runs[ended[0]].executors.get(ended[1])) is not None and executor.pod == pod:
-            executor.gone = True
+        if ended is not None:
+            run, epoch = self.runs[ended[0]], ended[1]
+            executor, live = run.executors.get(epoch), run.holder is not None and run.epoch == epoch
+            if executor is not None and executor.pod == pod and not live:
+                executor.gone = True
         row = self.pods.get(pod)
         if row is None or row.state == "retiring" or any(run.holder == pod for run in self.runs.values()):
             return False
